@@ -153,3 +153,15 @@ def test_a_server_whose_ranks_are_on_two_machines_serves_what_ranks_there_learn(
     assert listen[1] in {"127.0.0.1", OTHER} - {listen[0]}
     assert {address.partition(":")[0] for address in meet} == {listen[0]}
     assert writers_below(run) == []
+
+
+def test_a_prompt_is_computed_on_one_machine_and_its_answer_on_the_other(two_machines, sglang_run, tmp_path):
+    sglang_run += ["--launcher", "ray", "--ray-address", two_machines, "--ray-device", "cpu", "--colocate"]
+    sglang_run += ["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1", "--prefill-num-servers", "1"]
+    host = two_machines.partition(":")[0]
+    finish(sglang_run, "--update-weight-transport", "cuda-ipc", "--update-weight-host", host)
+    run = tmp_path / "runs/letters"
+    check_whole(run)
+    listen = [re.search(r"'host': '([^']+)'", log.read_text())[1] for log in (run / "sglang").iterdir()]
+    assert sorted(listen) == sorted([host, OTHER])
+    assert writers_below(run) == []

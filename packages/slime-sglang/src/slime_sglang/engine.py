@@ -57,7 +57,7 @@ class SglangEngine:
         """Deadline of a call that is no generation, seconds."""
         self._placeholder: int | None = read_config(settings.model_path).get(PLACEHOLDER)
         self._ports = reserve_for_a_server()
-        self.bootstrap_port = self._ports[1].number
+        self.bootstrap_address = f"127.0.0.1:{self._ports[1].number}"
         """Where decode engines find this one, if it is a prefill engine; known once it is started."""
         self.is_external = settings.address is not None
         key = settings.key if settings.key is not None or self.is_external else new_key()
@@ -125,7 +125,7 @@ class SglangEngine:
         section = self._section
         await self._server.start()
         if isinstance(self._server, PlacedServer):
-            self._address, self.bootstrap_port = self._server.address, self._server.bootstrap_port
+            self._address, self.bootstrap_address = self._server.address, self._server.bootstrap_address
         limits = {"connections": section.server_concurrency + 8, "retries": section.request_retries}
         self._client = SglangClient(self.url, key=self.key, **limits)
         try:

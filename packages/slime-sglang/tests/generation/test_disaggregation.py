@@ -39,7 +39,7 @@ def run_pair(say):
 
     async def scenario():
         prefill_engine, decode_engine = FakeEngine(), FakeEngine()
-        pair = PrefillDecodePair(prefill_engine, decode_engine, port=7, room=255)
+        pair = PrefillDecodePair(prefill_engine, decode_engine, bootstrap_address="10.0.0.2:7", room=255)
         say(prefill_engine.answer, decode_engine.answer)
         (error,) = await asyncio.gather(pair.run({}, decode_engine.generate()), return_exceptions=True)
         return str(error), prefill_engine.aborted, decode_engine.aborted
@@ -51,10 +51,10 @@ RID = "000000000000000000000000000000ff"
 
 
 def test_both_engines_are_told_where_they_meet():
-    pair = PrefillDecodePair(None, None, port=7, room=255)
+    pair = PrefillDecodePair(None, None, bootstrap_address="10.0.0.2:7", room=255)
     assert pair.body({"stream": True}) == {
         "stream": True,
-        "bootstrap_host": "127.0.0.1",
+        "bootstrap_host": "10.0.0.2",
         "bootstrap_port": 7,
         "bootstrap_room": 255,
         "rid": RID,
@@ -130,5 +130,6 @@ def test_arguments_of_a_disaggregated_engine_are_its_own_and_the_users():
         "disaggregation_decode_retraction_backup": "cpu_tensor",
         "disaggregation_mode": "decode",
     }
-    waits = disaggregation_environment(request_timeout_s=1.5, device="cuda")
+    waits = disaggregation_environment(host="10.0.0.2", request_timeout_s=1.5, device="cuda")
+    assert waits["SGLANG_HOST_IP"] == "10.0.0.2"
     assert waits["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"] == "2"  # SGLang wants whole seconds

@@ -51,10 +51,10 @@ def test_a_server_that_spans_two_machines_is_a_process_on_each_and_ends_with_eit
     places = [HerePlace("127.0.0.1", address="127.0.0.3"), HerePlace("127.0.0.2")]
 
     async def main():
-        script = 'echo $CUDA_VISIBLE_DEVICES "$@"; [ "$4" = 1 ] && exit 5; sleep 60'
+        script = 'echo $CUDA_VISIBLE_DEVICES $SGLANG_HOST_IP "$@"; [ "$4" = 1 ] && exit 5; sleep 60'
         server = PlacedServer(
             SpannedPlace(places),
-            lambda site: (["/bin/sh", "-c", script, "server"], {}),
+            lambda site: (["/bin/sh", "-c", script, "server"], {"SGLANG_HOST_IP": site.host}),
             log=tmp_path / "server.log",
             crosses_hosts=False,
             meets_others=False,
@@ -66,8 +66,8 @@ def test_a_server_that_spans_two_machines_is_a_process_on_each_and_ends_with_eit
 
     failure = asyncio.run(main())
     assert places[0].process.failure is not None
-    second = "4,5 --nnodes 2 --node-rank 1 --host 127.0.0.2 --port 31"
-    assert (tmp_path / "server.log").read_text().strip() == "4,5 --nnodes 2 --node-rank 0"
+    second = "4,5 127.0.0.2 --nnodes 2 --node-rank 1 --host 127.0.0.2 --port 31"
+    assert (tmp_path / "server.log").read_text().strip() == "4,5 127.0.0.3 --nnodes 2 --node-rank 0"
     assert failure == (
         f"the SGLang server on 127.0.0.3 ended with status 5; its log is {tmp_path}/server-node-1.log and ends:\n{second}"
     )
@@ -97,7 +97,7 @@ def test_the_end_of_a_server_is_told_with_its_status_and_log(tmp_path):
         server = placed(HerePlace(), tmp_path, "echo at $AT; exit 3")
         assert server.failure is None
         await server.start()
-        assert (server.address, server.bootstrap_port) == ("127.0.0.1:31", 32)
+        assert (server.address, server.bootstrap_address) == ("127.0.0.1:31", "127.0.0.1:32")
         assert await server.wait() == 3
         assert server.failure == (
             f"the SGLang server on 127.0.0.1 ended with status 3; its log is {tmp_path}/log and ends:\nat 127.0.0.1"
@@ -126,21 +126,23 @@ def test_a_server_that_is_ended_has_ended(tmp_path, how):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("reach", "why"),
-    [
-        (
-            {"crosses_hosts": False},
-            "weights go by the memory of the host that the run was started on; give --update-weight-tr",
-        ),
-        ({"meets_others": True}, "prefill and decode engines meet on the host that the run was started on"),
-    ],
-)
-def test_a_server_on_a_host_that_nothing_reaches_is_not_started(tmp_path, reach, why):
+def test_a_server_on_a_host_that_weights_do_not_reach_is_not_started(tmp_path):
     place = HerePlace("192.0.2.1")  # which is nobody's (RFC 5737)
-    with pytest.raises(EngineError, match=f"the SGLang server on 192.0.2.1: {why}"):
-        asyncio.run(placed(place, tmp_path, "exit", **reach).start())
+    why = r"the SGLang server on 192\.0\.2\.1: weights go by the memory of the host that the run was started on; give --update-weight-tr"
+    with pytest.raises(EngineError, match=why):
+        asyncio.run(placed(place, tmp_path, "exit", crosses_hosts=False).start())
     assert place.process is None
+
+
+def test_a_server_that_exchanges_caches_with_others_listens_where_other_machines_reach_it(tmp_path):
+    async def main():
+        server = placed(HerePlace(address="127.0.0.3"), tmp_path, "echo at $AT", meets_others=True)
+        await server.start()
+        assert (server.address, server.bootstrap_address) == ("127.0.0.3:31", "127.0.0.3:32")
+        await server.wait()
+
+    asyncio.run(main())
+    assert (tmp_path / "log").read_text() == "at 127.0.0.3\n"
 
 
 def test_a_server_listens_at_its_machine_and_counts_its_own_gpus_alone(tmp_path):

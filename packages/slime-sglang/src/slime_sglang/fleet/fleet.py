@@ -272,7 +272,7 @@ class EngineFleet:
             pair = PrefillDecodePair(
                 prefill_engine,
                 decode_engine,
-                port=prefill_engine.bootstrap_port,
+                bootstrap_address=prefill_engine.bootstrap_address,
                 room=next(self._room_numbers),
                 on_prefill=expected.close,
             )

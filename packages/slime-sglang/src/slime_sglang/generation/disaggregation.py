@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 from slime_core.errors import DeadlineError, EngineError
 
-#: Where engines of a run meet: they are on one host.
-_HOST = "127.0.0.1"
 #: Seconds that the prefill engine gets to answer after the decode engine has.
 _PREFILL_ANSWER_S = 1.0
 #: Seconds that an engine gets to answer after its request was aborted.
@@ -39,8 +37,8 @@ class PrefillDecodePair:
 
     prefill_engine: PairedEngine
     decode_engine: PairedEngine
-    port: int
-    """Bootstrap port of the prefill engine, where the decode engine asks for the cache."""
+    bootstrap_address: str
+    """`host:port` of the prefill engine, where the decode engine asks for the cache."""
     room: int
     """Number of this request, unlike that of any other; from 1 on."""
     on_prefill: Callable[[], object] = lambda: None
@@ -53,9 +51,10 @@ class PrefillDecodePair:
 
     def body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body for both engines, made from the body of a request to a single one."""
+        host, _, port = self.bootstrap_address.rpartition(":")
         meeting = {
-            "bootstrap_host": _HOST,
-            "bootstrap_port": self.port,
+            "bootstrap_host": host,
+            "bootstrap_port": int(port),
             "bootstrap_room": self.room,
             "rid": self.request_id,
         }

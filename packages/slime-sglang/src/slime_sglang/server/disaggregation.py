@@ -12,10 +12,10 @@ from typing import Any
 
 from slime_sglang.server.command import Device
 
+#: Environment variable with the address of its machine that a server gives those with which it exchanges caches.
+HOST_ADDRESS = "SGLANG_HOST_IP"
 #: Transfer backend of the KV cache where the user names none. Without a GPU it is TCP: mooncake's own choice is RDMA.
 DEFAULT_BACKENDS: Mapping[Device, str] = {"cuda": "mooncake", "cpu": "mooncake_tcp"}
-#: Where engines of a run meet: they are on one host.
-_HOST = "127.0.0.1"
 
 
 def disaggregation_arguments(
@@ -38,8 +38,8 @@ def disaggregation_arguments(
     return {**own, **given, **derived}
 
 
-def disaggregation_environment(*, request_timeout_s: float, device: Device) -> dict[str, str]:
-    """Return the variables to add to the environment of such an engine's server, but for those that are set.
+def disaggregation_environment(*, host: str, request_timeout_s: float, device: Device) -> dict[str, str]:
+    """Return the variables to add to the environment of such an engine's server at an address, but for those that are set.
 
     SGLang gives a request up when its other engine has not got it within 300 s, which a queue may take: here the deadline
     of requests decides. Without a GPU two ways of transfer are switched off that wait for CUDA events (SGLang 0.5.23,
@@ -50,7 +50,7 @@ def disaggregation_environment(*, request_timeout_s: float, device: Device) -> d
     wanted = {
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": seconds,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": seconds,
-        "SGLANG_HOST_IP": _HOST,
+        HOST_ADDRESS: host,
     }
     if device == "cpu":
         wanted["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"

@@ -68,7 +68,9 @@ def command_line(settings: ServerSettings, site: Site, *, key: str, device: Devi
         arguments = disaggregation_arguments(
             settings.role, arguments, bootstrap_port=site.ports[1], device=device
         )
-        environment |= disaggregation_environment(request_timeout_s=section.request_timeout_s, device=device)
+        environment |= disaggregation_environment(
+            host=site.host, request_timeout_s=section.request_timeout_s, device=device
+        )
     command = server_command(
         settings.model_path,
         host=site.host,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slime_core.errors import EngineError
@@ -26,7 +27,7 @@ class PlacedServer:
         command: returns what to start, once it is known what is there.
         log: file that its output goes to, which both hosts see.
         crosses_hosts: whether weight updates reach a server on another host.
-        meets_others: whether it exchanges caches with other servers, which are sought on this host.
+        meets_others: whether it exchanges caches with other servers, so that it listens where other machines reach it.
     """
 
     def __init__(
@@ -55,18 +56,19 @@ class PlacedServer:
         return f"{self._site.host}:{self._site.ports[0]}"
 
     @property
-    def bootstrap_port(self) -> int:
-        """Where decode engines find it; known once it is started."""
-        assert self._site is not None, "bootstrap_port before start"
-        return self._site.ports[1]
+    def bootstrap_address(self) -> str:
+        """`host:port` where decode engines find it; known once it is started."""
+        assert self._site is not None, "bootstrap_address before start"
+        return f"{self._site.host}:{self._site.ports[1]}"
 
     async def start(self) -> None:
         """Start it.
 
         Raises:
-            EngineError: the place is lost, or is on a host that weight updates or caches do not reach.
+            EngineError: the place is lost, or is on a host that weight updates do not reach.
         """
-        self._site = await self._place.site()
+        site = await self._place.site()
+        self._site = replace(site, host=site.address or site.host) if self._meets_others else site
         for host in self._place.hosts if isinstance(self._place, SpannedPlace) else [self._site.host]:
             if not is_local_address(f"{host}:0"):
                 self._check_reach(host)
@@ -119,9 +121,4 @@ class PlacedServer:
                 "--update-weight-transport nccl (cuda-ipc where ranks of the trainer are on all hosts of servers, as with "
                 "--colocate) and --update-weight-host with an address of this machine that the others reach, or "
                 "--update-weight-transport disk; and an --output-dir that both hosts see under one name"
-            )
-        if self._meets_others:
-            raise EngineError(
-                f"the SGLang server on {host}: prefill and decode engines meet on the host that the run was started on; "
-                "use regular engines, or start the run there"
             )

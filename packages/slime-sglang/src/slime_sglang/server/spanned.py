@@ -9,6 +9,8 @@ from pathlib import Path
 
 from slime_core.protocols import Place, Site
 
+from slime_sglang.server.disaggregation import HOST_ADDRESS
+
 #: Which of its GPUs a process sees.
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -46,6 +48,8 @@ class SpannedPlace:
             if number:  # where it only says that it lives
                 words += ["--host", site.host, "--port", str(site.ports[0])]
             own = {**environment, _VISIBLE: ",".join(site.gpus)}
+            if number and HOST_ADDRESS in own:
+                own[HOST_ADDRESS] = self.hosts[number]
             self._logs.append(log if not number else _beside(log, number))
             await place.start([*command, *words], own, self._logs[-1])
 
