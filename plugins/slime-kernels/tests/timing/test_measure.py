@@ -86,8 +86,11 @@ def test_noise_by_hand():
     assert noise_of([0.0] * 100) == math.inf
 
 
+BYTES = bytes(16 << 20)
+
+
 def work():
-    hashlib.sha256(bytes(4 << 20))
+    hashlib.sha256(BYTES)
 
 
 def test_on_the_cpu_real_work_of_another_thread_is_waited_for():
