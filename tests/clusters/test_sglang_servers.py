@@ -121,11 +121,9 @@ def two_machines() -> Iterator[str]:
 def test_servers_that_share_devices_with_ranks_on_two_machines_get_their_weights_there(
     two_machines, sglang_run, tmp_path
 ):
-    """By memory that a server of the other machine could not open."""
+    """By memory that a server of the other machine could not open. Nothing is asked for: it is the default there."""
     sglang_run += ["--launcher", "ray", "--ray-address", two_machines, "--ray-device", "cpu", "--colocate"]
     sglang_run += ["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1"]
-    host = two_machines.partition(":")[0]
-    sglang_run += ["--update-weight-transport", "cuda-ipc", "--update-weight-host", host]
     finish(sglang_run)
     run = tmp_path / "runs/letters"
     check_whole(run)
@@ -141,8 +139,7 @@ def test_a_server_whose_ranks_are_on_two_machines_serves_what_ranks_there_learn(
     sglang_run += ["--launcher", "ray", "--ray-address", two_machines, "--ray-device", "cpu", "--colocate"]
     sglang_run += ["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1"]
     host = two_machines.partition(":")[0]
-    sglang_run += ["--rollout-num-gpus-per-engine", "2", "--update-weight-transport", "cuda-ipc"]
-    finish(sglang_run, "--update-weight-host", host)
+    finish([*sglang_run, "--rollout-num-gpus-per-engine", "2"])
     run = tmp_path / "runs/letters"
     check_whole(run)
     said = [(run / "sglang" / name).read_text() for name in ("server.log", "server-node-1.log")]
@@ -159,7 +156,7 @@ def test_a_prompt_is_computed_on_one_machine_and_its_answer_on_the_other(two_mac
     sglang_run += ["--launcher", "ray", "--ray-address", two_machines, "--ray-device", "cpu", "--colocate"]
     sglang_run += ["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1", "--prefill-num-servers", "1"]
     host = two_machines.partition(":")[0]
-    finish(sglang_run, "--update-weight-transport", "cuda-ipc", "--update-weight-host", host)
+    finish(sglang_run)
     run = tmp_path / "runs/letters"
     check_whole(run)
     listen = [re.search(r"'host': '([^']+)'", log.read_text())[1] for log in (run / "sglang").iterdir()]

@@ -38,6 +38,9 @@ class TellingPlacement:
         self.asked.append(("places", len(READ)))
         return {}
 
+    def host(self, build: BuildContext) -> str:
+        return "127.0.0.1"
+
     def create_trainer(self, build: BuildContext) -> Trainer:
         self.asked.append(("create_trainer", len(READ)))
         factory = build.registry.resolve("slime.trainers", build.settings.train.train_backend)

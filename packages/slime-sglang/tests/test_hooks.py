@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
 from slime_core.testing.tabular import LetterTokenizer
 from slime_sglang import hooks
+from slime_sglang.factory import create_engine
 from slime_sglang.http.api_key import read_key
 
 
@@ -158,10 +160,14 @@ def test_engines_on_other_hosts_get_weights_by_disk_or_none_at_all() -> None:
 
 def test_engines_on_other_hosts_get_weights_by_their_ranks_where_they_can_reach_this_one() -> None:
     nccl = ("--rollout-external-engine-addrs", "192.0.2.1:1", "--update-weight-transport", "nccl")
-    (problem,) = problems_of(*REQUIRED, *nccl)
+    (problem,) = problems_of(*REQUIRED, *nccl, "--update-weight-host", "127.0.0.1")
     assert "nccl, and the engine 192.0.2.1:1 on another host" in problem
-    assert "--update-weight-host with an address that the other reaches" in problem
-    assert problems_of(*REQUIRED, *nccl, "--update-weight-host", "192.0.2.9") == []
+    assert "no loopback address as --update-weight-host" in problem
+    assert (
+        problems_of(*REQUIRED, *nccl)
+        == problems_of(*REQUIRED, *nccl, "--update-weight-host", "192.0.2.9")
+        == []
+    )
     ipc = ("--rollout-external-engine-addrs", "192.0.2.1:1", "--update-weight-transport", "cuda-ipc")
     (problem,) = problems_of(*REQUIRED, *ipc, "--update-weight-host", "192.0.2.9")
     assert "cuda-ipc, and the engine 192.0.2.1:1 on another host" in problem
@@ -183,27 +189,49 @@ def test_updates_that_are_staged_nowhere_are_refused_on_shared_devices() -> None
 def test_weights_that_reach_one_machine_are_refused_where_servers_share_gpus_on_several() -> None:
     nodes = (*REQUIRED, "--colocate", "--actor-num-nodes", "2")
     for flags, name in (
-        ((), "memory"),
+        (("--update-weight-transport", "memory"), "memory"),
+        (("--use-fault-tolerance",), "memory"),
         (("--update-weight-transport", "disk", "--update-weight-mode", "delta"), "disk-delta"),
     ):
         (problem,) = problems_of(*nodes, *flags)
         assert f"found {name} with colocate on 2 nodes; wanted cuda-ipc, or disk in full" in problem
-        assert "give --update-weight-transport cuda-ipc and --update-weight-host" in problem
+        assert "by cuda-ipc, the default, a rank on each sends to the servers there" in problem
+    assert problems_of(*nodes) == problems_of(*nodes, "--no-offload-rollout", "--use-fault-tolerance") == []
     for each in ("cuda-ipc", "disk"):
         assert problems_of(*nodes, "--update-weight-transport", each) == []
     assert problems_of(*nodes, "--train-backend", "none") == problems_of(*REQUIRED, "--colocate") == []
 
 
-def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:
+def build_of(*flags: str, folder: Path = Path("m")) -> BuildContext:
     registry = Registry.from_environment()
     settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", str(folder)], registry=registry)
-    build = BuildContext(
+    return BuildContext(
         settings=settings,
         registry=registry,
         load_tokenizer=LetterTokenizer,
         model_path=folder,
         run_dir=folder,
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ((), "nccl"),
+        (("--colocate",), "cuda-ipc"),
+        (("--colocate", "--use-fault-tolerance"), None),  # a server that is started again would get none
+        (("--colocate", "--use-fault-tolerance", "--no-offload-rollout"), "cuda-ipc"),
+    ],
+)
+def test_weights_reach_servers_on_several_machines_where_nothing_else_is_asked_for(flags, wanted) -> None:
+    build = build_of(*flags)
+    assert create_engine.transport(build) is None  # this process starts them
+    assert create_engine.transport(replace(build, places={})) is None  # all on one machine
+    assert create_engine.transport(replace(build, places={}, host="10.0.0.1")) == wanted
+
+
+def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:
+    build = build_of(*flags, folder=folder)
     return [str(problem) for problem in hooks.slime_check_build(build=build)]
 
 

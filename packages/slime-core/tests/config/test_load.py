@@ -350,7 +350,10 @@ def test_string_in_the_place_of_a_table_is_refused(load):
             "found 192.0.2.77; wanted an IPv4 address of this machine",  # 192.0.2.0/24 is nobody's
         ),
         (
-            ["--update-weight-transport", "distributed", "--actor-num-nodes", "2"],
+            [
+                *("--update-weight-transport", "distributed", "--actor-num-nodes", "2"),
+                *("--update-weight-host", "127.0.0.1"),
+            ],
             "found 127.0.0.1, which ranks on other machines do not reach, and 2 nodes; wanted an address of this machine",
         ),
     ],

@@ -13,6 +13,7 @@ from slime_core.config.factories import EngineFactory, trainer_factory
 from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import EngineGpus, Place, RolloutEngine
 from slime_core.run.build import resolve_model
+from slime_core.runtime.processes.ports import address_towards, is_local_address
 from slime_core.weights.sync import wanted_transport
 from slime_models.hf.config import read_config
 from slime_models.transfer.receiver import UpdateReceiver
@@ -29,7 +30,7 @@ from slime_sglang.server.spanned import SpannedPlace
 from slime_sglang.settings.memory import engine_memory, engine_remedies
 from slime_sglang.settings.model_family import model_family
 from slime_sglang.settings.section import ROUTED_EXPERTS, FleetSection, SglangSection
-from slime_sglang.settings.server import ServerSettings, crosses_hosts
+from slime_sglang.settings.server import ServerSettings, crosses_hosts, transport_between_machines
 from slime_sglang.settings.topology import (
     EnginePlacement,
     ServedModel,
@@ -109,12 +110,20 @@ def gpus_of_servers(build: BuildContext) -> EngineGpus:
     return gpus_of(build.settings)
 
 
+def _transport(build: BuildContext) -> str | None:
+    """Return the transport for servers that a launcher has placed on a cluster of several machines; None for any other."""
+    if build.places is None or build.host.startswith("127."):
+        return None
+    return transport_between_machines(build.settings)
+
+
 #: The entry point `sglang` of `slime.engines`.
 create_engine = EngineFactory(
     _create_engine,
     SglangEngine.capabilities,
     context_limit,
     gpus=gpus_of_servers,
+    transport=_transport,
     memory=engine_memory,
     remedies=engine_remedies,
 )
@@ -133,7 +142,16 @@ def _receiver(build: BuildContext, settings: ServerSettings) -> UpdateReceiver:
         keep_files=train.update_weight_disk_keep_files,
         owns_disk_dir=train.update_weight_disk_dir is None,
         encoding=train.update_weight_delta_encoding,
-        host=train.update_weight_host,
+        host=_host(build),
+    )
+
+
+def _host(build: BuildContext) -> str:
+    """Return the address of this machine at which weights meet the ranks of servers."""
+    fleet = build.section(FleetSection)
+    elsewhere = [one for one in fleet.rollout_external_engine_addrs if not is_local_address(one)]
+    return build.settings.train.update_weight_host or (
+        address_towards(elsewhere[0]) if elsewhere else build.host
     )
 
 
@@ -142,8 +160,8 @@ def _crosses_hosts(build: BuildContext) -> bool:
     train = build.settings.train
     if not trainer_factory(train, build.registry).capabilities.learns:
         return True
-    wanted = wanted_transport(train) or "memory"
-    return crosses_hosts(wanted, build.registry, host=train.update_weight_host, is_placed=True)
+    wanted = wanted_transport(train) or _transport(build) or "memory"
+    return crosses_hosts(wanted, build.registry, host=_host(build), is_placed=True)
 
 
 def _placed(

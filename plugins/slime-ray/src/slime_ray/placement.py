@@ -77,6 +77,8 @@ class RayPlacement:
         self._actors: list[Any] = []  # of the machines; None where nothing is there for one to do
         self._machines: list[Held] = []
         self._connected = self._has_gpus = False
+        self.host = "127.0.0.1"
+        """Address of this machine at which others of the cluster reach it; the loopback address until `begin`, and where there are none."""
         self._guard: Guard | None = None
 
     def begin(self) -> None:
@@ -94,6 +96,8 @@ class RayPlacement:
         kind = "GPU" if self._has_gpus else "CPU"
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it so
         found = sorted((int(node["Resources"].get(kind, 0)) for node in nodes if node["Alive"]), reverse=True)
+        if len(found) > 1:
+            self.host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         size = self._cluster.num_gpus_per_node or max([*found, self._needs.largest])
         plan = make_plan(self._needs, gpus_per_node=size)
         _check_room(self._needs, plan, found, kind)

@@ -294,6 +294,11 @@ class OnRay:
         assert self._placement is not None, "asked before begin()"
         return self._placement.places()
 
+    def host(self, build: BuildContext) -> str:
+        """Return the address of this machine by which the others of its cluster know it; the loopback address where there are none."""
+        assert self._placement is not None, "asked before begin()"
+        return self._placement.host
+
     def reward_workers(self, build: BuildContext) -> Callable[[Setup, int], RewardWorkers] | None:
         """Return what makes the workers of each reward on machines of the cluster; None where no machines are to have some."""
         if build.section(RaySection).reward_num_nodes is None:

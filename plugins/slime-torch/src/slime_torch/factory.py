@@ -77,7 +77,7 @@ def _receiver(build: BuildContext, dtype: torch.dtype) -> UpdateReceiver:
         owns_disk_dir=train.update_weight_disk_dir is None,
         encoding=train.update_weight_delta_encoding,
         timeout_s=train.weight_sync_timeout_s,
-        host=train.update_weight_host,
+        host=train.update_weight_host or build.host,
     )
     return UpdateReceiver(storage, dtype=name, registry=build.registry)
 

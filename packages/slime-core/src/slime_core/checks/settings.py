@@ -168,14 +168,15 @@ def _weight_host(settings: Settings) -> Iterator[Problem]:
     """Refuse an address that is not of this machine or that nobody meets at, and ranks elsewhere that cannot reach it."""
     section, where = settings.train, "train.update_weight_host"
     host, is_met = section.update_weight_host, wanted_transport(section) in _MET
-    is_loopback = host.startswith("127.")
-    if not is_met and host != type(section)().update_weight_host:
+    if host is None:
+        return
+    if not is_met:
         yield Problem(
             where, f"{host}, with nobody to meet there", "--update-weight-transport distributed or nccl"
         )
-    elif is_met and not is_local_address(f"{host}:0"):
+    elif not is_local_address(f"{host}:0"):
         yield Problem(where, host, "an IPv4 address of this machine, as `ip -4 address` prints them")
-    elif is_met and is_loopback and settings.cluster.actor_num_nodes > 1:
+    elif host.startswith("127.") and settings.cluster.actor_num_nodes > 1:
         yield Problem(
             where,
             f"{host}, which ranks on other machines do not reach, and {settings.cluster.actor_num_nodes} nodes",

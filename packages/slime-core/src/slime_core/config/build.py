@@ -60,6 +60,8 @@ class BuildContext:
     """Whether the component is for evaluation: a data source then hands out its held-out prompts."""
     rank: Rank = field(default_factory=Rank)
     """For a trainer's factory: which rank it builds; one whose capabilities say `ranked` may build one of several."""
+    host: str = "127.0.0.1"
+    """Address of this machine at which ranks and servers of the run reach it; the loopback address where none is elsewhere."""
     places: Mapping[int, Place] | None = None
     """For an engine's factory: where its processes are started, by the first GPU of each; None for this machine, whose GPUs
     are the engine's to count."""

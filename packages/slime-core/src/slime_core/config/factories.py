@@ -51,6 +51,9 @@ class EngineFactory:
     """Returns changes of settings by which it would take less, each allowed by its own checks."""
     gpus: Callable[[BuildContext], EngineGpus] = _no_process
     """Returns the GPUs of the processes that it starts; a launcher may have a `BuildContext.places` for each of them."""
+    transport: Callable[[BuildContext], str | None] = _unknown
+    """Returns the transport of weights that suits where its processes are, for runs that ask for none; None leaves the choice to
+    `slime_core.weights.sync.choose_transport`."""
 
     def __call__(self, build: BuildContext) -> RolloutEngine:
         """Return a new engine, not started."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slime_core.checks.settings import check_settings
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
+from slime_core.config.factories import engine_factory
 from slime_core.config.functions import refuse_options, resolve_function, run_args
 from slime_core.config.settings import Settings
 from slime_core.data.conversion import converted
@@ -38,6 +39,7 @@ from slime_core.rundir.events import EventLog
 from slime_core.rundir.rundir import RunDir
 from slime_core.samples import Group
 from slime_core.samples.reused_memory import ReusedMemory
+from slime_core.weights.sync import wanted_transport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +61,9 @@ class Placement(Protocol):
 
     def places(self, build: BuildContext) -> Mapping[int, Place]:
         """Return the places of the engine's processes, by the first GPU of each (`EngineFactory.gpus`)."""
+
+    def host(self, build: BuildContext) -> str:
+        """Return the address of this machine at which ranks and servers reach it (`BuildContext.host`)."""
 
     def reward_workers(self, build: BuildContext) -> Callable[[Setup, int], RewardWorkers] | None:
         """Return what makes the workers of each reward, so many on each machine that has some; None for children of this process."""
@@ -87,7 +92,9 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
     build = make_build(settings, registry, begin=None if placement is None else placement.begin)
     create_trainer = registry.resolve("slime.trainers", settings.train.train_backend)
     if placement is not None:
-        build, create_trainer = replace(build, places=placement.places(build)), placement.create_trainer
+        build = replace(build, places=placement.places(build), host=placement.host(build))
+        create_trainer = placement.create_trainer
+    engine_of = engine_factory(settings.rollout, registry)
     source = make_source(build)
     eval_source = make_eval_source(build)
     num_steps = _num_steps(settings, source)
@@ -105,7 +112,8 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
         eval_source=eval_source,
         eval_start=eval_source.state() if eval_source is not None else {},
         buffer=registry.resolve("slime.buffers", settings.data.buffer)(build),
-        engine=registry.resolve("slime.engines", settings.rollout.rollout_engine)(build),
+        engine=engine_of(build),
+        transport=wanted_transport(settings.train) or engine_of.transport(build),
         trainer=create_trainer(build),
         scorer=scorer,
         trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],

@@ -32,7 +32,7 @@ from slime_core.runtime.deadline import within
 from slime_core.runtime.garbage import collect_as_usual
 from slime_core.runtime.stop import Stop
 from slime_core.samples import Group, TrainBatch
-from slime_core.weights.sync import sync_weights, wanted_transport
+from slime_core.weights.sync import sync_weights
 
 
 @dataclass(kw_only=True)
@@ -44,6 +44,8 @@ class Run(GeneratingHalf):
     eval_start: Mapping[str, Any]
     """Position of the first held-out prompt."""
     trainer: Trainer
+    transport: str | None
+    """How weights go to the engine; None for its best one that the trainer has too."""
     trackers: Sequence[object]
     """Answer hooks from the start of the run to its end; see `slime_core.hookspecs`."""
     make_batch: Callable[[int, Sequence[Group]], TrainBatch]
@@ -213,7 +215,7 @@ class Run(GeneratingHalf):
                     self.engine,
                     version=str(version),
                     timeout_s=section.weight_sync_timeout_s,
-                    transport=wanted_transport(section),
+                    transport=self.transport,
                 )
         self.devices.weights_arrived()
         self._version = version

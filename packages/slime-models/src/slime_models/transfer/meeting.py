@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed
 from slime_core.errors import DeadlineError, WeightSyncError
+from slime_core.runtime.processes.ports import address_towards
 from torch import Tensor
 
 from slime_models.transfer.same_host import MemoryAddress
@@ -129,14 +130,6 @@ def open_store(host: str, timeout_s: float) -> Any:
     )
 
 
-def own_address(channel: BroadcastChannel) -> str:
-    """Return the address of this machine by which it reaches the channel's host."""
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        probe.connect((channel.host, channel.port))  # looks for a way, and sends nothing
-        address: str = probe.getsockname()[0]
-    return address
-
-
 def call_off(store: Any, channel: BroadcastChannel) -> None:
     """Tell members that wait for others that these will not come."""
     dist.PrefixStore(channel.key, store).set(OFF, "1")
@@ -230,7 +223,9 @@ def form_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
     """
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=channel.timeout_s)
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(channel))]
+    options._devices = [
+        dist.ProcessGroupGloo.create_device(hostname=address_towards(f"{channel.host}:{channel.port}"))
+    ]
     size = channel.n_receivers + 1
     group = dist.ProcessGroupGloo(store, rank, size, options)
     draws = [_told(group, each, secrets.token_bytes(_PROOF_BYTES)) for each in range(size)]

@@ -104,10 +104,9 @@ def external_problems(
             yield Problem(
                 "train.update_weight_transport",
                 f"{transport}, and the engine {address} on another host",
-                "disk, in full, or nccl with update_weight_host",
-                "weights would go by the memory or the loopback address of one host; give --update-weight-transport disk, or "
-                "nccl and --update-weight-host with an address that the other reaches; and an --output-dir that both see under "
-                "one name",
+                "disk, in full, or nccl",
+                "weights would go by the memory or the loopback address of one host; give --update-weight-transport disk or nccl, "
+                "no loopback address as --update-weight-host, and an --output-dir that both see under one name",
             )
 
 
@@ -128,8 +127,8 @@ def machine_problems(settings: Settings, transport: str | None, registry: Regist
         "train.update_weight_transport",
         f"{transport} with colocate on {cluster.actor_num_nodes} nodes",
         "cuda-ipc, or disk in full",
-        "weights would go by the memory of one host; by cuda-ipc a rank on each sends to the servers there; give "
-        "--update-weight-transport cuda-ipc and --update-weight-host with an address of this machine that the others reach",
+        "weights would go by the memory of one host; by cuda-ipc, the default, a rank on each sends to the servers there, where no server is "
+        "started again (use_fault_tolerance) while the trainer's weights are off its GPUs",
     )
 
 

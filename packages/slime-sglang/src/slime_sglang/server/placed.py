@@ -119,6 +119,6 @@ class PlacedServer:
             raise EngineError(
                 f"the SGLang server on {host}: weights go by the memory of the host that the run was started on; give "
                 "--update-weight-transport nccl (cuda-ipc where ranks of the trainer are on all hosts of servers, as with "
-                "--colocate) and --update-weight-host with an address of this machine that the others reach, or "
-                "--update-weight-transport disk; and an --output-dir that both hosts see under one name"
+                "--colocate) or disk, no loopback address as --update-weight-host, and an --output-dir that both hosts see under "
+                "one name"
             )

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.settings import Settings
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Place
 from slime_models.groups import TRANSPORTS
 
-from slime_sglang.settings.section import SglangSection
+from slime_sglang.settings.section import FleetSection, SglangSection
 from slime_sglang.settings.topology import Role
 
 
@@ -58,13 +59,31 @@ class ServerSettings:
     """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""
 
 
-def crosses_hosts(transport: str, registry: Registry, *, host: str, is_placed: bool = False) -> bool:
+def transport_between_machines(settings: Settings) -> str | None:
+    """Return the transport by which weights reach servers on several machines, for runs that ask for none: `cuda-ipc` where these have the
+    trainer's GPUs, else `nccl`; None where neither serves, as a server may be started again while the trainer's weights are off its GPUs.
+    """
+    cluster = settings.cluster
+    both_offload = cluster.offloads_train and cluster.offloads_rollout
+    if cluster.colocate and both_offload and settings.section(FleetSection).use_fault_tolerance:
+        return None
+    return "cuda-ipc" if cluster.colocate else "nccl"
+
+
+def default_transport(settings: Settings) -> str:
+    """Return the transport of a run that asks for none, as far as its settings say where servers are."""
+    cluster = settings.cluster
+    on_several = cluster.colocate and cluster.actor_num_nodes > 1
+    return (transport_between_machines(settings) if on_several else None) or "memory"
+
+
+def crosses_hosts(transport: str, registry: Registry, *, host: str | None, is_placed: bool = False) -> bool:
     """Return whether updates by a transport reach servers on other hosts; of one that is not there others tell.
 
     Args:
         transport: its name.
         registry: the installed plugins.
-        host: address of this machine at which the ranks of servers meet the trainer, if they do.
+        host: address of this machine at which the ranks of servers meet the trainer, if they do; None for one that they reach.
         is_placed: whether a launcher places the servers, as it does the ranks of the trainer, so that one of these may be there.
     """
     try:
@@ -72,4 +91,4 @@ def crosses_hosts(transport: str, registry: Registry, *, host: str, is_placed: b
     except PluginError:
         return True
     reaches = found.crosses_hosts or (is_placed and found.senders == "each_machine")
-    return bool(reaches) and not (found.by_ranks and host.startswith("127."))
+    return bool(reaches) and not (found.by_ranks and host is not None and host.startswith("127."))

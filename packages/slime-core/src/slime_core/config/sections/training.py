@@ -113,10 +113,11 @@ class TrainSection(SectionModel):
     weights, or kept; or they are ended, and continued from their tokens as new requests, which every engine can."""
     update_weight_transport: str | None = None
     """How weights go to the engine: `memory`, `distributed`, `nccl`, `cuda-ipc`, `disk`, or the name of another transport that is
-    installed; the engine's best that the trainer has too when not given."""
-    update_weight_host: str = "127.0.0.1"
+    installed; when not given, the engine's best that the trainer has too, and that reaches the machines of the run."""
+    update_weight_host: str | None = None
     """Address of the driver's machine at which `distributed`, `nccl` and `cuda-ipc` meet ranks and servers, IPv4: one that their
-    machines reach. Whoever reaches it can read what is sent."""
+    machines reach. Whoever reaches it can read what is sent. Not given: 127.0.0.1, and on a cluster of several machines the one by
+    which they know the driver's."""
     update_weight_mode: Literal["full", "delta"] = "full"
     """Send all weights, or the changes since the last update: by way of the disk, or of `distributed` where that is the transport."""
     update_weight_disk_dir: str | None = None

@@ -85,6 +85,18 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def address_towards(address: str) -> str:
+    """Return the IPv4 address of this host by which it reaches `host:port`.
+
+    Raises:
+        OSError: there is no way.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # looks for a way, and sends nothing
+        return str(probe.getsockname()[0])
+
+
 def _bound(host: str, port: int) -> socket.socket:
     """Return a socket at a port, or at any free one for 0, which does not listen."""
     bound = socket.socket()
