@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
 
-def _unknown(build: BuildContext) -> int | None:
+def _unknown(build: BuildContext) -> None:
     """Return None: not known."""
-    return None
 
 
 def _nothing(question: MemoryQuestion) -> Sequence[Any]:

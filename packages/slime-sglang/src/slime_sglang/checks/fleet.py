@@ -68,7 +68,7 @@ def gpu_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def external_problems(
-    fleet: FleetSection, transport: str | None, registry: Registry, *, host: str
+    fleet: FleetSection, transport: str | None, registry: Registry, *, host: str | None
 ) -> Iterator[Problem]:
     """Refuse addresses that are none or that weights do not reach, and settings of engines that the run would start.
 
@@ -76,7 +76,7 @@ def external_problems(
         fleet: the settings.
         transport: by which weights go to the servers; None where none do.
         registry: the installed plugins.
-        host: address of this machine at which ranks of servers meet the trainer, if they do.
+        host: address of this machine at which ranks of servers meet the trainer, if they do; None for one that they reach.
     """
     addresses = fleet.rollout_external_engine_addrs
     yield from _key_problems(fleet)
