@@ -132,6 +132,19 @@ def test_servers_that_share_devices_with_ranks_on_two_machines_get_their_weights
     assert writers_below(run) == []
 
 
+def test_a_server_on_another_machine_than_the_rank_gets_its_weights_by_nccl_where_nothing_is_asked_for(
+    two_machines, sglang_run, tmp_path
+):
+    finish([*sglang_run, "--launcher", "ray", "--ray-address", two_machines, "--ray-device", "cpu"])
+    run = tmp_path / "runs/letters"
+    check_whole(run)
+    assert "machine_001.log" in {
+        log.name for log in (run / "ranks").iterdir()
+    }  # which started the server, alone there
+    assert "transport nccl" in (run / "log.txt").read_text()
+    assert writers_below(run) == []
+
+
 def test_a_server_whose_ranks_are_on_two_machines_serves_what_ranks_there_learn(
     two_machines, sglang_run, tmp_path
 ):

@@ -221,6 +221,7 @@ def build_of(*flags: str, folder: Path = Path("m")) -> BuildContext:
         (("--colocate",), "cuda-ipc"),
         (("--colocate", "--use-fault-tolerance"), None),  # a server that is started again would get none
         (("--colocate", "--use-fault-tolerance", "--no-offload-rollout"), "cuda-ipc"),
+        (("--train-backend", "none"), None),  # which sends by none
     ],
 )
 def test_weights_reach_servers_on_several_machines_where_nothing_else_is_asked_for(flags, wanted) -> None:

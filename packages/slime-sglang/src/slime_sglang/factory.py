@@ -111,10 +111,14 @@ def gpus_of_servers(build: BuildContext) -> EngineGpus:
 
 
 def _transport(build: BuildContext) -> str | None:
-    """Return the transport for servers that a launcher has placed on a cluster of several machines; None for any other."""
+    """Return the transport for servers that a launcher has placed on a cluster of several machines; None for any other, and where the
+    trainer does not send by it.
+    """
     if build.places is None or build.host.startswith("127."):
         return None
-    return transport_between_machines(build.settings)
+    found = transport_between_machines(build.settings)
+    sends = trainer_factory(build.settings.train, build.registry).capabilities
+    return found if found is not None and sends.takes(found) else None
 
 
 #: The entry point `sglang` of `slime.engines`.

@@ -183,6 +183,7 @@ async def sync_weights(
 
     sent, held = await within(timeout_s, f"weight sync to version {version} by {transport}", update())
     check_fingerprints(sent, held, version=version)
+    logger.info("the engine has the weights of version %s, by transport %s", version, transport)
     return transport
 
 
