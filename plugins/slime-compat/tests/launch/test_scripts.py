@@ -71,6 +71,20 @@ def test_what_the_script_of_qwen3_4b_means(words, registry, models):
     assert lacking.train.weight_decay == 0.5
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("deepseek-r1", None),  # the default: cuda-ipc, as engines share the ranks' GPUs
+        ("glm5-744B-A40B", None),
+        ("qwen3-235B-A22B", "disk"),  # engines are started again while the trainer's weights are off the GPUs
+    ],
+)
+def test_weights_of_scripts_of_several_nodes_reach_all_of_them(words, registry, name, wanted):
+    settings = read_stages(words(name), registry)[0].settings
+    assert settings.cluster.actor_num_nodes > 1 and settings.cluster.colocate
+    assert settings.train.update_weight_transport == wanted
+
+
 def test_defaults_are_the_references_where_a_script_is_silent(words, registry):
     silent = [word for word in words("qwen3-4B") if word not in ("--weight-decay", "0.1", "--adam-beta2", "0.98", "--use-dynamic-batch-size",
                                                                    "--lr-decay-style", "constant", "--save")]  # fmt: skip
