@@ -87,6 +87,16 @@ async def rollout(run: Run, step: int) -> list[Group]:
     return groups
 
 
+async def rollout_that_all_leave(run: Run, step: int) -> list[Group]:
+    """The default one; over that of `KILLED_IN` the first server dies, and over the next one all do."""
+    replicas: Any = run.engine._replicas
+    victims = {KILLED_IN: replicas[:1], KILLED_IN + 1: replicas}.get(step, ())
+    killing = asyncio.gather(*map(_kill_at_work, victims))
+    groups = await default.rollout(run, step)
+    await killing
+    return groups
+
+
 async def _kill_at_work(replica: Any) -> None:
     """Kill the server of a replica as soon as it has requests."""
     while not replica.pending:

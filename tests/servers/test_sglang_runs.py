@@ -130,6 +130,31 @@ def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(
         assert {(one["turns"], one["ended_by"], str(one["refused"])) for one in done} == {(3, "exit", "{}")}
 
 
+def test_a_run_whose_trainer_and_servers_offload_in_turn_loses_one_server_and_then_all(
+    sglang_run, tmp_path, chatty
+):
+    """Nobody stages the weights, and the trainer's are off the devices: one server waits for the next update; if none is left, all get them."""
+    run = tmp_path / "runs/letters"
+    sglang_run += ["--hf-checkpoint", str(chatty), "--offload-train", "--offload-rollout"]
+    trouble = [
+        "--rollout-function-path",
+        "trouble_in_serving:rollout_that_all_leave",
+        "--use-fault-tolerance",
+    ]
+    more = ["--rollout-num-gpus", "2", "--sglang-server-concurrency", "8", "--rollout-max-response-len", "64"]
+    finish(sglang_run, *trouble, *CHECKS, *more, "--update-weight-transport", "cuda-ipc")
+    check_whole(run)
+    log = (run / "log.txt").read_text()
+    comes_back = [
+        log.count(f"engine {number} serves again, with weights of version 2") for number in range(2)
+    ]
+    assert comes_back == [2, 1]
+    assert log.count("has started again, and waits for weights") == 3
+    served = [samples(run, step) for step in range(1, 5)]
+    versions = [{version for each in step for version in each["weight_versions"]} for step in served]
+    assert versions == [{"0"}, {"1"}, {"2"}, {"3"}]
+
+
 @pytest.mark.parametrize("loop", ["one-step-off", "fully-async"])
 def test_a_run_that_loses_its_only_server_beside_training_sends_weights_when_another_has_come(
     sglang_run, tmp_path, loop

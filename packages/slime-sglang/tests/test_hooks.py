@@ -179,10 +179,13 @@ def test_updates_that_are_staged_nowhere_are_refused_on_shared_devices() -> None
     (problem,) = problems_of(*REQUIRED, *nccl, "--colocate")
     assert "found nccl with colocate; wanted cuda-ipc, memory, distributed or disk; NCCL refuses" in problem
     ipc = (*REQUIRED, "--update-weight-transport", "cuda-ipc", "--colocate")
-    assert problems_of(*ipc) == problems_of(*ipc, "--no-offload-rollout", "--use-fault-tolerance") == []
-    (problem,) = problems_of(*ipc, "--use-fault-tolerance")
+    assert problems_of(*ipc) == problems_of(*ipc, "--use-fault-tolerance") == []
+    apart = (*ipc, "--actor-num-gpus-per-node", "2", "--launcher", "ray", "--prefill-num-servers", "1")
+    assert problems_of(*apart) == []
+    (problem,) = problems_of(*apart, "--use-fault-tolerance")
     assert (
-        "found cuda-ipc with use_fault_tolerance, where trainer and engine offload; wanted memory" in problem
+        "found cuda-ipc with use_fault_tolerance and prefill and decode engines, where trainer and engine offload"
+        in problem
     )
 
 
@@ -190,13 +193,12 @@ def test_weights_that_reach_one_machine_are_refused_where_servers_share_gpus_on_
     nodes = (*REQUIRED, "--colocate", "--actor-num-nodes", "2")
     for flags, name in (
         (("--update-weight-transport", "memory"), "memory"),
-        (("--use-fault-tolerance",), "memory"),
         (("--update-weight-transport", "disk", "--update-weight-mode", "delta"), "disk-delta"),
     ):
         (problem,) = problems_of(*nodes, *flags)
         assert f"found {name} with colocate on 2 nodes; wanted cuda-ipc, or disk in full" in problem
         assert "by cuda-ipc, the default, a rank on each sends to the servers there" in problem
-    assert problems_of(*nodes) == problems_of(*nodes, "--no-offload-rollout", "--use-fault-tolerance") == []
+    assert problems_of(*nodes) == problems_of(*nodes, "--use-fault-tolerance") == []
     for each in ("cuda-ipc", "disk"):
         assert problems_of(*nodes, "--update-weight-transport", each) == []
     assert problems_of(*nodes, "--train-backend", "none") == problems_of(*REQUIRED, "--colocate") == []
@@ -219,8 +221,7 @@ def build_of(*flags: str, folder: Path = Path("m")) -> BuildContext:
     [
         ((), "nccl"),
         (("--colocate",), "cuda-ipc"),
-        (("--colocate", "--use-fault-tolerance"), None),  # a server that is started again would get none
-        (("--colocate", "--use-fault-tolerance", "--no-offload-rollout"), "cuda-ipc"),
+        (("--colocate", "--use-fault-tolerance"), "cuda-ipc"),
         (("--train-backend", "none"), None),  # which sends by none
     ],
 )

@@ -30,7 +30,12 @@ from slime_sglang.server.spanned import SpannedPlace
 from slime_sglang.settings.memory import engine_memory, engine_remedies
 from slime_sglang.settings.model_family import model_family
 from slime_sglang.settings.section import ROUTED_EXPERTS, FleetSection, SglangSection
-from slime_sglang.settings.server import ServerSettings, crosses_hosts, transport_between_machines
+from slime_sglang.settings.server import (
+    ServerSettings,
+    both_offload,
+    crosses_hosts,
+    transport_between_machines,
+)
 from slime_sglang.settings.topology import (
     EnginePlacement,
     ServedModel,
@@ -88,6 +93,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         tokenizer=build.tokenizer,
         router=_router(build, len(placements), own_key, external_key) if fleet.has_router else None,
         others=[_supervisor(build, topology, model, own_key) for model in topology.others],
+        waits_for_updates=both_offload(build.settings.cluster),
     )
 
 
@@ -118,7 +124,7 @@ def _transport(build: BuildContext) -> str | None:
         return None
     found = transport_between_machines(build.settings)
     sends = trainer_factory(build.settings.train, build.registry).capabilities
-    return found if found is not None and sends.takes(found) else None
+    return found if sends.takes(found) else None
 
 
 #: The entry point `sglang` of `slime.engines`.

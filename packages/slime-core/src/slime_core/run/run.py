@@ -200,7 +200,7 @@ class Run(GeneratingHalf):
         if evaluates or _due(version, interval, last=last):
             await self._send_weights(version)
 
-    async def _send_weights(self, version: int) -> None:
+    async def _send_weights(self, version: int, *, midway: bool = False) -> None:
         if not self.engine.capabilities.transports or not self.trainer.capabilities.transports:
             self.dispatcher.weights_arrived(version)
             return
@@ -218,6 +218,8 @@ class Run(GeneratingHalf):
                     transport=self.transport,
                 )
         self.devices.weights_arrived()
+        if midway:  # the engine generates
+            await self.devices.for_engine()
         self._version = version
         self.dispatcher.weights_arrived(version)
         self.report("sync", 1, 1)
@@ -382,7 +384,8 @@ class Run(GeneratingHalf):
     async def supplied[T](self, work: Awaitable[T]) -> T:
         """Await generation while the trainer is free: weights go to servers that came back without any."""
         version = max(self._version, self.trained_step)
-        return await supplied(work, self.engine, version=version, send=lambda: self._send_weights(version))
+        send = functools.partial(self._send_weights, version, midway=True)
+        return await supplied(work, self.engine, version=version, send=send)
 
     async def ready_engine(self) -> None:
         """Let the engine generate, with the weights that it had last."""

@@ -12,9 +12,10 @@ from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
 from slime_models.groups import is_by_ranks, shares_gpus
 
+from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.http.api_key import read_key
 from slime_sglang.settings.section import FleetSection, SglangSection
-from slime_sglang.settings.server import crosses_hosts
+from slime_sglang.settings.server import both_offload, crosses_hosts, default_transport
 from slime_sglang.settings.topology import all_gpus
 
 
@@ -127,14 +128,13 @@ def machine_problems(settings: Settings, transport: str | None, registry: Regist
         "train.update_weight_transport",
         f"{transport} with colocate on {cluster.actor_num_nodes} nodes",
         "cuda-ipc, or disk in full",
-        "weights would go by the memory of one host; by cuda-ipc, the default, a rank on each sends to the servers there, where no server is "
-        "started again (use_fault_tolerance) while the trainer's weights are off its GPUs",
+        "weights would go by the memory of one host; by cuda-ipc, the default, a rank on each sends to the servers there",
     )
 
 
 def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
     """Refuse updates that ranks of servers receive themselves where GPUs are shared in a way that they cannot serve."""
-    transport, cluster = wanted_transport(settings.train), settings.cluster
+    transport, cluster = wanted_transport(settings.train) or default_transport(settings), settings.cluster
     where = "train.update_weight_transport"
     if not is_by_ranks(transport, registry):
         return
@@ -145,13 +145,13 @@ def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Pro
             "cuda-ipc, memory, distributed or disk",
             "NCCL refuses a group of which two members share a GPU",
         )
-    both_offload = cluster.offloads_train and cluster.offloads_rollout
-    if both_offload and settings.section(FleetSection).use_fault_tolerance:
+    is_watched = settings.section(FleetSection).use_fault_tolerance
+    if is_watched and both_offload(cluster) and disaggregated_topology(settings) is not None:
         yield Problem(
             where,
-            f"{transport} with use_fault_tolerance, where trainer and engine offload",
+            f"{transport} with use_fault_tolerance and prefill and decode engines, where trainer and engine offload",
             "memory, distributed or disk",
-            "a server that is started again would get its weights from a trainer that has none on the GPU",
+            "weights for the only engine of a kind would need the GPU memory of the others, which are at work",
         )
 
 

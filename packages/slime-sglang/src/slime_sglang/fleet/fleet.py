@@ -49,6 +49,7 @@ class EngineFleet:
         tokenizer: of the model, for responses that continue at another engine.
         router: sends requests to the engines; None has them balanced here.
         others: engines of models that are not trained: they are started and stopped with these.
+        waits_for_updates: whether the trainer's weights are off the devices while others generate.
     """
 
     capabilities = replace(SglangEngine.capabilities, asks_for_weights=True)
@@ -62,17 +63,17 @@ class EngineFleet:
         tokenizer: Tokenizer,
         router: Router | None = None,
         others: Sequence[EngineSupervisor] = (),
+        waits_for_updates: bool = False,
     ) -> None:
         self._replicas, self._section, self._receiver = tuple(replicas), section, receiver
         self._tokenizer, self._router = tokenizer, router
         self._supervisor = EngineSupervisor(replicas, section=section, registry=router, join=self._join)
-        self._others = tuple(others)
+        self._others, self._waits_for_updates = tuple(others), waits_for_updates
         self._pools = Pools(self._replicas)
         self._is_disaggregated = len(self._pools.all) > 1
         self._room_numbers = itertools.count(1)
-        self._n_drains = 0  # so far
-        self._n_draining = 0  # of them, not yet ended: while any is, requests wait
-        self._n_aborts = 0
+        self._n_drains = self._n_aborts = 0  # so far
+        self._n_draining = 0  # of drains, not yet ended: while any is, requests wait
         # Held while an update or a pause reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
         self._is_paused = self._is_offloaded = False
@@ -190,16 +191,18 @@ class EngineFleet:
                 await self._on_all(lambda replica: replica.engine.resume())
 
     async def offload(self) -> None:
-        """Release the memory of weights and KV cache; `onload` takes it back."""
+        """Release the memory of weights and KV cache; `onload` takes it back. Until then no engine is started in the place of a lost one."""
+        await self._supervisor.hold_starts()
         async with self._moving:
             self._is_offloaded = True
-            await self._on_all(lambda replica: replica.engine.offload())
+            await self._on_all(lambda replica: replica.engine.offload(), waiting=True)
 
     async def onload(self) -> None:
         """Take the memory back. Weights that were released are undefined until the next update."""
         async with self._moving:
             self._is_offloaded = False
-            await self._on_all(lambda replica: replica.engine.onload())
+            await self._on_all(lambda replica: replica.engine.onload(), waiting=True)
+        self._supervisor.allow_starts()
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`, once an engine of each pool is there to take it.
@@ -213,8 +216,8 @@ class EngineFleet:
         return self._receiver.open(transport, version, has_ranks=True)
 
     async def weights_wanted(self, version: str) -> None:
-        """Wait until an engine waits for weights that all others have, or for any, as no engine of a pool has weights."""
-        while not self._pools.lack(version, served=self.weight_version):
+        """Wait until an engine waits for weights that all others have, and the trainer on its devices; or no engine of a pool has any."""
+        while not self._pools.lack(version, served=None if self._waits_for_updates else self.weight_version):
             await self._supervisor.changed()
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
@@ -332,14 +335,14 @@ class EngineFleet:
         """Whether disaggregated engines were drained, or their requests aborted, since there were so many of both."""
         return self._is_disaggregated and (n_drains, n_aborts) != (self._n_drains, self._n_aborts)
 
-    async def _on_all[T](self, call: Callable[[Replica], Awaitable[T]]) -> list[T]:
-        """Make a call to all engines at once, and return their answers.
+    async def _on_all[T](self, call: Callable[[Replica], Awaitable[T]], *, waiting: bool = False) -> list[T]:
+        """Make a call to all engines at once, and to those that wait for weights if `waiting`, and return their answers.
 
         The first failure ends it; under fault tolerance the engine that fails is lost, and the others go on.
         """
         if not self._section.use_fault_tolerance:
             return await gather_all([call(replica) for replica in self._replicas])
-        asked = [(replica, replica.engine) for replica in self._replicas if replica.is_ready]
+        asked = [(one, one.engine) for one in self._replicas if one.is_ready or (waiting and one.is_waiting)]
         answers = await asyncio.gather(*(call(replica) for replica, _ in asked), return_exceptions=True)
         good: list[T] = []
         for (replica, engine), answer in zip(asked, answers, strict=True):

@@ -36,10 +36,10 @@ class Pools:
         """Whether an engine of each pool is there to take an update."""
         return all(any(replica.is_ready or replica.is_waiting for replica in pool) for pool in self.all)
 
-    def lack(self, version: str, *, served: str) -> bool:
+    def lack(self, version: str, *, served: str | None) -> bool:
         """Whether an engine waits for an update to a version, while others serve the version `served`.
 
-        It does where they have the same one, and where no engine of a pool serves.
+        It does where they have the same one, unless that is None, and where no engine of a pool serves.
         """
         is_awaited = any(replica.is_waiting for pool in self.all for replica in pool)
         can_serve = all(any(replica.is_ready for replica in pool) for pool in self.all)

@@ -16,6 +16,9 @@ from slime_sglang.settings.section import FleetSection
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that whoever needs the devices waits for servers that are starting there.
+_START_PATIENCE_S = 240.0
+
 
 class ServerRegistry(Protocol):
     """Whoever must know which servers take requests: a router, or the address book of the run."""
@@ -55,6 +58,9 @@ class EngineSupervisor:
         self._join = join or self.admit
         self._watchers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._n_starting = 0
+        self._may_start, self._are_late = asyncio.Event(), asyncio.Event()
+        self._may_start.set()
 
     async def start(self) -> None:
         """Start all engines, and wait until they are ready.
@@ -104,6 +110,26 @@ class EngineSupervisor:
         replica.state = "waiting"
         self.notify()
 
+    async def hold_starts(self, patience_s: float = _START_PATIENCE_S) -> None:
+        """Start no engine until `allow_starts`: a server that starts takes memory of devices that others need meanwhile.
+
+        Args:
+            patience_s: how long engines that are starting are waited for; those that take longer are ended, and started anew later.
+        """
+        self._may_start.clear()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._none_starts()
+        except TimeoutError:
+            self._are_late.set()
+            await self._none_starts()
+        finally:
+            self._are_late.clear()
+
+    def allow_starts(self) -> None:
+        """Have engines started again."""
+        self._may_start.set()
+
     async def close(self) -> None:
         """Stop all engines, and free everything. May be called twice."""
         for watcher in self._watchers:
@@ -129,14 +155,46 @@ class EngineSupervisor:
                 await self._remove(replica, replica.reason if replica.state == "starting" else reason)
                 while replica.replace():
                     try:
-                        await replica.engine.start()
-                        await self._join(replica)
+                        await self._start_another(replica)
                         break
                     except (EngineError, DeadlineError, WeightSyncError) as error:
                         await self._remove(replica, str(error))
             logger.error("%s is given up", replica.name)
         finally:
             self.notify()
+
+    async def _start_another(self, replica: Replica) -> None:
+        """Start the engine that takes the place of a lost one, when that is allowed, and bring it to the others' state."""
+        while True:
+            await self._may_start.wait()
+            self._n_starting += 1
+            starting, late = (
+                asyncio.ensure_future(one) for one in (replica.engine.start(), self._are_late.wait())
+            )
+            try:
+                await asyncio.wait({starting, late}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    starting.result()
+                    await self._join(replica)
+                    return
+                starting.cancel()
+                await asyncio.wait({starting})
+                await replica.engine.kill()
+                logger.warning(
+                    "%s had not started before the trainer needs its devices: it starts anew when they are free",
+                    replica.name,
+                )
+                replica.renew()
+            finally:
+                for task in (starting, late):
+                    task.cancel()
+                await asyncio.gather(starting, late, return_exceptions=True)
+                self._n_starting -= 1
+                self.notify()
+
+    async def _none_starts(self) -> None:
+        while self._n_starting:
+            await self.changed()
 
     async def _remove(self, replica: Replica, reason: str) -> None:
         """Send an engine no more requests, and kill it."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.sections import ClusterSection
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Place
 from slime_models.groups import TRANSPORTS
 
-from slime_sglang.settings.section import FleetSection, SglangSection
+from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.topology import Role
 
 
@@ -59,22 +60,23 @@ class ServerSettings:
     """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""
 
 
-def transport_between_machines(settings: Settings) -> str | None:
+def both_offload(cluster: ClusterSection) -> bool:
+    """Return whether trainer and engine share GPUs in turn, so that the trainer's weights are off them while the engine generates."""
+    return cluster.offloads_train and cluster.offloads_rollout
+
+
+def transport_between_machines(settings: Settings) -> str:
     """Return the transport by which weights reach servers on several machines, for runs that ask for none: `cuda-ipc` where these have the
-    trainer's GPUs, else `nccl`; None where neither serves, as a server may be started again while the trainer's weights are off its GPUs.
+    trainer's GPUs, else `nccl`.
     """
-    cluster = settings.cluster
-    both_offload = cluster.offloads_train and cluster.offloads_rollout
-    if cluster.colocate and both_offload and settings.section(FleetSection).use_fault_tolerance:
-        return None
-    return "cuda-ipc" if cluster.colocate else "nccl"
+    return "cuda-ipc" if settings.cluster.colocate else "nccl"
 
 
 def default_transport(settings: Settings) -> str:
     """Return the transport of a run that asks for none, as far as its settings say where servers are."""
     cluster = settings.cluster
     on_several = cluster.colocate and cluster.actor_num_nodes > 1
-    return (transport_between_machines(settings) if on_several else None) or "memory"
+    return transport_between_machines(settings) if on_several else "memory"
 
 
 def crosses_hosts(transport: str, registry: Registry, *, host: str | None, is_placed: bool = False) -> bool:

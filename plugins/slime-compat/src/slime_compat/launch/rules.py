@@ -126,21 +126,12 @@ def devices(made: Made) -> None:
     if script.value("update_weight_transport") == "nccl":
         script.flags.pop("update_weight_transport")
         made.note("update_weight_transport", "nccl: what engine and trainer both have is taken")
-    is_external, on_several = (
-        script.has("rollout_external_engine_addrs"),
-        script.value("actor_num_nodes") not in (None, "1"),
-    )
-    restarts = on_several and script.has("colocate") and script.has("use_fault_tolerance")
-    if (is_external or restarts) and not script.has("update_weight_transport"):
+    if script.has("rollout_external_engine_addrs") and not script.has("update_weight_transport"):
         made.put("train", "update_weight_transport", "disk")
-        faster = (
-            "--update-weight-transport nccl, where the machines reach this one"
-            if is_external
-            else "without --use-fault-tolerance, --update-weight-transport cuda-ipc"
-        )
         made.note(
             "update_weight_transport",
-            f"disk: it reaches engines on every machine that sees the run's folder (--save); faster: {faster}",
+            "disk: it reaches engines on every machine that sees the run's folder (--save); faster, where the machines reach this one: "
+            "--update-weight-transport nccl",
         )
     if script.value("log_probs_chunk_size") == "-1":
         script.flags.pop("log_probs_chunk_size")
