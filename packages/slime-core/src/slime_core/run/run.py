@@ -44,12 +44,12 @@ class Run(GeneratingHalf):
     eval_start: Mapping[str, Any]
     """Position of the first held-out prompt."""
     trainer: Trainer
-    transport: str | None
-    """How weights go to the engine; None for its best one that the trainer has too."""
     trackers: Sequence[object]
     """Answer hooks from the start of the run to its end; see `slime_core.hookspecs`."""
     make_batch: Callable[[int, Sequence[Group]], TrainBatch]
     """Finished groups to a batch, the plugins that it needs bound."""
+    transport: str | None = None
+    """How weights go to the engine; None for its best one that the trainer has too."""
     start_step: int = 1
     """First step of this process; later than 1 when resumed."""
     done_steps: int = 0
