@@ -88,9 +88,10 @@ async def rollout(run: Run, step: int) -> list[Group]:
 
 
 async def rollout_that_all_leave(run: Run, step: int) -> list[Group]:
-    """The default one; over that of `KILLED_IN` the first server dies, and over the next one all do."""
+    """The default one; over that of `KILLED_IN` the first server dies, and over the next one all that are there."""
     replicas: Any = run.engine._replicas
-    victims = {KILLED_IN: replicas[:1], KILLED_IN + 1: replicas}.get(step, ())
+    there = [replica for replica in replicas if replica.is_ready]
+    victims = {KILLED_IN: there[:1], KILLED_IN + 1: there}.get(step, ())
     killing = asyncio.gather(*map(_kill_at_work, victims))
     groups = await default.rollout(run, step)
     await killing
