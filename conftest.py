@@ -43,9 +43,10 @@ _ONE_SERVER = tuple(
 #: Files of few tests that take long, the longest first: last they would keep one process busy alone.
 _LONGEST = (
     "tests/clusters/test_chaos.py",
+    "tests/servers/test_sglang_runs.py",
+    "tests/clusters/test_sglang_servers.py",
     "plugins/slime-kernels/tests/problems/test_examples.py",
     "tests/servers/test_launch_scripts.py",
-    "tests/clusters/test_sglang_servers.py",
     "tests/repository/test_gpu_proof.py",
     "tests/install/test_install.py",
     "tests/failures/test_resume.py",
