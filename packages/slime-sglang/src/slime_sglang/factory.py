@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -158,11 +159,13 @@ def _receiver(build: BuildContext, settings: ServerSettings) -> UpdateReceiver:
 
 def _host(build: BuildContext) -> str:
     """Return the address of this machine at which weights meet the ranks of servers."""
+    if (given := build.settings.train.update_weight_host) is not None:
+        return given
     fleet = build.section(FleetSection)
     elsewhere = [one for one in fleet.rollout_external_engine_addrs if not is_local_address(one)]
-    return build.settings.train.update_weight_host or (
-        address_towards(elsewhere[0]) if elsewhere else build.host
-    )
+    with contextlib.suppress(OSError):  # who joins that server says that there is no way to it
+        return address_towards(elsewhere[0]) if elsewhere else build.host
+    return build.host
 
 
 def _crosses_hosts(build: BuildContext) -> bool:

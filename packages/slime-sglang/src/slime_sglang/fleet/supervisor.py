@@ -166,7 +166,8 @@ class EngineSupervisor:
     async def _start_another(self, replica: Replica) -> None:
         """Start the engine that takes the place of a lost one, when that is allowed, and bring it to the others' state."""
         while True:
-            await self._may_start.wait()
+            while not self._may_start.is_set():  # it may be taken back before who waits for it goes on
+                await self._may_start.wait()
             self._n_starting += 1
             starting, late = (
                 asyncio.ensure_future(one) for one in (replica.engine.start(), self._are_late.wait())
