@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from slime_ray import surroundings
-from slime_ray.surroundings import speak_at
+from slime_ray.surroundings import use_interface_of
 
 NAME = "GLOO_SOCKET_IFNAME"
 
@@ -24,14 +24,14 @@ def unset(monkeypatch):
 def test_gloo_uses_the_interface_that_has_the_address_but_for_loopback_ones(monkeypatch, address, wanted):
     named = {"10.0.0.2": "eth7", "127.0.0.1": "lo"}
     monkeypatch.setattr(surroundings, "interface_of", named.get)
-    speak_at(address)
+    use_interface_of(address)
     assert os.environ.get(NAME) == wanted
 
 
 def test_what_the_user_has_chosen_stays(monkeypatch):
     monkeypatch.setenv(NAME, "ib0")
     monkeypatch.setattr(surroundings, "interface_of", lambda address: "eth7")
-    speak_at("10.0.0.2")
+    use_interface_of("10.0.0.2")
     assert os.environ[NAME] == "ib0"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
-from slime_core.runtime.processes.ports import reserve_for_a_server
+from slime_core.runtime.processes.ports import reserve_server_ports
 from slime_core.runtime.processes.server_process import ServerProcess
 from slime_models.hf.config import read_config
 from slime_models.transfer.ranks.update import RanksUpdate
@@ -56,7 +56,7 @@ class SglangEngine:
         self.control_timeout_s = settings.section.control_timeout_s
         """Deadline of a call that is no generation, seconds."""
         self._placeholder: int | None = read_config(settings.model_path).get(PLACEHOLDER)
-        self._ports = reserve_for_a_server()
+        self._ports = reserve_server_ports()
         self.bootstrap_address = f"127.0.0.1:{self._ports[1].number}"
         """Where decode engines find this one, if it is a prefill engine; known once it is started."""
         self.is_external = settings.address is not None

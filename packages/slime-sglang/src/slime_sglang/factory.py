@@ -27,7 +27,6 @@ from slime_sglang.fleet.router import Router
 from slime_sglang.fleet.supervisor import EngineSupervisor
 from slime_sglang.http.api_key import new_key, read_key
 from slime_sglang.server.command import gpu_arguments, rank_arguments, visible_device
-from slime_sglang.server.spanned import SpannedPlace
 from slime_sglang.settings.memory import engine_memory, engine_remedies
 from slime_sglang.settings.model_family import model_family
 from slime_sglang.settings.section import ROUTED_EXPERTS, FleetSection, SglangSection
@@ -186,16 +185,15 @@ def _placed(
     """
     given = {**settings.section.server_args, **settings.arguments, **placement.overrides}
     if settings.address is not None or places is None:
-        place, first = None, placement.first_gpu
+        own, first = [], placement.first_gpu
         gpus = gpu_arguments(given, first=first, count=placement.num_gpus)
     else:
         last = placement.first_gpu + placement.num_gpus
         own = [places[first] for first in sorted(places) if placement.first_gpu <= first < last]
-        place = own[0] if len(own) == 1 else SpannedPlace(own)
         gpus = rank_arguments(given, placement.num_gpus)
     return replace(
         settings,
-        place=place,
+        places=own,
         arguments={**settings.arguments, **placement.overrides, **gpus},
         n_ranks=placement.num_gpus,
         role=placement.role,

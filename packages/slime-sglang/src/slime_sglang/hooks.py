@@ -13,7 +13,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.plugins.registry import Registry
-from slime_core.weights.sync import transport_problems, wanted_transport
+from slime_core.weights.sync import transport_problems
 
 from slime_sglang.checks.disaggregation import (
     disaggregated_topology,
@@ -39,7 +39,7 @@ from slime_sglang.settings.section import (
     known_arguments,
     refused_arguments,
 )
-from slime_sglang.settings.server import default_transport
+from slime_sglang.settings.server import planned_transport
 from slime_sglang.settings.topology import problems_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     yield from disaggregation_problems(settings)
     train = settings.train
     is_updated = trainer_factory(train, registry).capabilities.learns
-    transport = wanted_transport(train) or default_transport(settings) if is_updated else None
+    transport = planned_transport(settings) if is_updated else None
     yield from external_problems(fleet, transport, registry, host=train.update_weight_host)
     yield from machine_problems(settings, transport, registry)
     yield from rank_update_problems(settings, registry)

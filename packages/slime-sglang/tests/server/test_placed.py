@@ -80,15 +80,18 @@ def test_a_server_that_spans_two_machines_is_not_started_where_its_weights_would
     with pytest.raises(
         EngineError, match=r"the SGLang server on 192\.0\.2\.1: weights go by the memory of the host"
     ):
-        asyncio.run(placed(SpannedPlace(places), tmp_path, "exit", crosses_hosts=False).start())
+        asyncio.run(placed(places, tmp_path, "exit", crosses_hosts=False).start())
     assert [place.process for place in places] == [None, None]
 
 
-def placed(place: HerePlace | SpannedPlace, folder: Path, script: str, **reach: bool) -> PlacedServer:
+def placed(places: HerePlace | list[HerePlace], folder: Path, script: str, **reach: bool) -> PlacedServer:
     """A server that is a shell script."""
     reach = {"crosses_hosts": True, "meets_others": False} | reach
     return PlacedServer(
-        place, lambda site: (["/bin/sh", "-c", script], {"AT": site.host}), log=folder / "log", **reach
+        SpannedPlace([places] if isinstance(places, HerePlace) else places),
+        lambda site: (["/bin/sh", "-c", script], {"AT": site.host}),
+        log=folder / "log",
+        **reach,
     )
 
 
@@ -187,7 +190,7 @@ def test_a_server_sees_the_gpus_of_its_place_and_computes_on_the_cpu_only_withou
         place._site = replace(place._site, gpus=gpus)
         section = SglangSection()
         settings = ServerSettings(
-            model_path=Path("m"), dtype="float32", section=section, folder=tmp_path, place=place
+            model_path=Path("m"), dtype="float32", section=section, folder=tmp_path, places=[place]
         )
         await create_server(settings, ports=(1, 2, 3), key="k").start()
         assert place.environment["CUDA_VISIBLE_DEVICES"] == visible

@@ -17,7 +17,7 @@ async def later(text: str, n: int = 2) -> dict:
 
 def hang() -> str:
     """Never answer."""
-    time.sleep(8)
+    time.sleep(3)
     return "too late"
 
 

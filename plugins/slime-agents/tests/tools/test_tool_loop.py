@@ -118,7 +118,7 @@ def test_a_tool_that_hangs_is_given_up_at_its_deadline_and_the_others_answer():
     begin = time.monotonic()
     (sample,), _ = played(calls_then_tells(*calls), tools=tools)
     assert results_of(sample) == ["error: hang gave no answer within 0.2 s", "42"]
-    assert time.monotonic() - begin < 7  # it hangs for longer
+    assert time.monotonic() - begin < 2.5
 
 
 def test_bounds_cut_a_conversation_off():

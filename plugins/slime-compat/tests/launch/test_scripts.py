@@ -13,7 +13,7 @@ from slime_core.config.load import read_runs
 from slime_core.config.model_fit import check_build
 from slime_core.plugins.registry import Registry
 from slime_core.testing.tabular import load_tokenizer
-from slime_sglang.settings.server import default_transport
+from slime_sglang.settings.server import planned_transport
 
 from .conftest import MODELS
 
@@ -77,7 +77,7 @@ def test_weights_of_scripts_of_several_nodes_reach_all_of_them(words, registry, 
     settings = read_stages(words(name), registry)[0].settings
     assert settings.cluster.actor_num_nodes > 1 and settings.cluster.colocate
     assert settings.train.update_weight_transport is None
-    assert default_transport(settings) == "cuda-ipc"
+    assert planned_transport(settings) == "cuda-ipc"
 
 
 def test_defaults_are_the_references_where_a_script_is_silent(words, registry):

@@ -9,10 +9,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_core.runtime.processes.ports import ReservedPort, reserve_for_a_server
+from slime_core.runtime.processes.ports import ReservedPort, reserve_server_ports
 from slime_core.runtime.processes.server_process import ServerProcess
 
-from slime_ray.surroundings import Surroundings, begin_log, move_in, speak_at
+from slime_ray.surroundings import Surroundings, begin_log, move_in, use_interface_of
 
 #: What a process that is given no number of threads chooses by itself; Ray sets it for its actors, which pass it on.
 _THREADS = "OMP_NUM_THREADS"
@@ -45,14 +45,14 @@ class Machine:
 
         begin_log(self._log)
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-        speak_at(address)
+        use_interface_of(address)
         return address, os.getpid(), await self.gpus()
 
     async def reserve(self, number: int) -> tuple[int, int, int]:
         """Reserve the TCP ports of a `slime_core.protocols.Site` for the next process of a place, in the place of those that the last one had."""
         for port in self._ports.pop(number, ()):
             port.release()
-        self._ports[number] = reserve_for_a_server("0.0.0.0")
+        self._ports[number] = reserve_server_ports("0.0.0.0")
         first, second, third = self._ports[number]
         return first.number, second.number, third.number
 

@@ -27,7 +27,7 @@ from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.failure import Failure
 from slime_ray.lock import Lock, check_lock
-from slime_ray.surroundings import Surroundings, begin_log, move_in, speak_at
+from slime_ray.surroundings import Surroundings, begin_log, move_in, use_interface_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class RankProcess:
         begin_log(self._log)
         self._port = ReservedPort("0.0.0.0")
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-        speak_at(address)
+        use_interface_of(address)
         node = ray.get_runtime_context().get_node_id()
         return RankAddress(address, node, os.getpid()), self._port.number
 

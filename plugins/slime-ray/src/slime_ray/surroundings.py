@@ -48,7 +48,7 @@ def move_in(surroundings: Surroundings, gpus: Sequence[str] | None = None) -> No
     sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
 
 
-def speak_at(address: str) -> None:
+def use_interface_of(address: str) -> None:
     """Have gloo groups of this process, and of those that it starts, use the network interface that has an address.
 
     By itself gloo takes the address that the machine's own name means, which is a loopback one on many: other machines do not reach it.

@@ -9,13 +9,12 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.runtime.processes.ports import is_local_address
-from slime_core.weights.sync import wanted_transport
 from slime_models.groups import is_by_ranks, shares_gpus
 
 from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.http.api_key import read_key
 from slime_sglang.settings.section import FleetSection, SglangSection
-from slime_sglang.settings.server import both_offload, crosses_hosts, default_transport
+from slime_sglang.settings.server import both_offload, crosses_hosts, planned_transport
 from slime_sglang.settings.topology import all_gpus
 
 
@@ -134,7 +133,7 @@ def machine_problems(settings: Settings, transport: str | None, registry: Regist
 
 def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
     """Refuse updates that ranks of servers receive themselves where GPUs are shared in a way that they cannot serve."""
-    transport, cluster = wanted_transport(settings.train) or default_transport(settings), settings.cluster
+    transport, cluster = planned_transport(settings), settings.cluster
     where = "train.update_weight_transport"
     if not is_by_ranks(transport, registry):
         return

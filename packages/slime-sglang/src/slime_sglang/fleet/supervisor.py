@@ -155,7 +155,7 @@ class EngineSupervisor:
                 await self._remove(replica, replica.reason if replica.state == "starting" else reason)
                 while replica.replace():
                     try:
-                        await self._start_another(replica)
+                        await self._start_replacement(replica)
                         break
                     except (EngineError, DeadlineError, WeightSyncError) as error:
                         await self._remove(replica, str(error))
@@ -163,7 +163,7 @@ class EngineSupervisor:
         finally:
             self.notify()
 
-    async def _start_another(self, replica: Replica) -> None:
+    async def _start_replacement(self, replica: Replica) -> None:
         """Start the engine that takes the place of a lost one, when that is allowed, and bring it to the others' state."""
         while True:
             while not self._may_start.is_set():  # it may be taken back before who waits for it goes on

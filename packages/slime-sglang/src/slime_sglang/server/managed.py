@@ -17,6 +17,7 @@ from slime_sglang.server.command import (
 )
 from slime_sglang.server.disaggregation import disaggregation_arguments, disaggregation_environment
 from slime_sglang.server.placed import CommandLine, PlacedServer
+from slime_sglang.server.spanned import SpannedPlace
 from slime_sglang.settings.server import ServerSettings
 from slime_sglang.weights.protocol import LOADERS
 
@@ -33,9 +34,9 @@ def create_server(
         key: API key that it asks for.
     """
     log = settings.folder / f"{settings.name}.log"
-    if settings.place is not None:
+    if settings.places:
         return PlacedServer(
-            settings.place,
+            SpannedPlace(settings.places),
             lambda site: _placed_line(settings, site, key),
             log=log.absolute(),
             crosses_hosts=settings.crosses_hosts,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slime_core.errors import EngineError
-from slime_core.protocols import Place, Site
+from slime_core.protocols import Site
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.runtime.processes.server_process import how_it_ended
 
@@ -32,7 +32,7 @@ class PlacedServer:
 
     def __init__(
         self,
-        place: Place,
+        place: SpannedPlace,
         command: Callable[[Site], CommandLine],
         *,
         log: Path,
@@ -69,7 +69,7 @@ class PlacedServer:
         """
         site = await self._place.site()
         self._site = replace(site, host=site.address or site.host) if self._meets_others else site
-        for host in self._place.hosts if isinstance(self._place, SpannedPlace) else [self._site.host]:
+        for host in self._place.hosts:
             if not is_local_address(f"{host}:0"):
                 self._check_reach(host)
         command, environment = self._command(self._site)
@@ -104,8 +104,7 @@ class PlacedServer:
             return f"{self.name} is not used any more"
         if (lost := self._ended.exception()) is not None:
             return f"{self.name} is lost: {lost}"
-        log = self._place.log if isinstance(self._place, SpannedPlace) else None
-        return how_it_ended(self.name, self._ended.result(), log or self.log)
+        return how_it_ended(self.name, self._ended.result(), self._place.log or self.log)
 
     async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         if self._ended is None:

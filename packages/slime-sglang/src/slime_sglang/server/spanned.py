@@ -1,4 +1,4 @@
-"""`SpannedPlace`: several machines' places as one, for a server whose ranks are on all of them."""
+"""`SpannedPlace`: the places of a server's processes as one: its ranks are on one machine, or on several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class SpannedPlace:
-    """A place for one process on each of several machines, as SGLang wants it: they meet at the first one, which alone answers.
+    """A place for one process on each of a server's machines, as SGLang wants it: they meet at the first one, which alone answers.
 
     Args:
         places: in the order of their ranks; each has as many GPUs as the others.
@@ -35,16 +35,20 @@ class SpannedPlace:
         return [site.address or site.host for site in self._sites]
 
     async def site(self) -> Site:
-        """Return what the next process finds on the first machine, whose `host` is where the others reach it."""
+        """Return what the next process finds on the first machine, whose `host` is where the others reach it, if there are any."""
         self._sites = list(await asyncio.gather(*(place.site() for place in self._places)))
         first = self._sites[0]
-        return first if first.address is None else replace(first, host=first.address)
+        return first if len(self._sites) == 1 else replace(first, host=self.hosts[0])
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """Start a process on each machine, with their number, its own, and on others than the first its host and port added."""
         self._logs = []
         for number, (place, site) in enumerate(zip(self._places, self._sites, strict=True)):
-            words = ["--nnodes", str(len(self._places)), "--node-rank", str(number)]
+            words = (
+                ["--nnodes", str(len(self._places)), "--node-rank", str(number)]
+                if len(self._places) > 1
+                else []
+            )
             if number:  # where it only says that it lives
                 words += ["--host", site.host, "--port", str(site.ports[0])]
             own = {**environment, _VISIBLE: ",".join(site.gpus)}
@@ -60,7 +64,9 @@ class SpannedPlace:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             ended = next(number for number, one in enumerate(waiting) if one in done)
             self.log = self._logs[ended]
-            await self.stop()
+            await asyncio.gather(
+                *(place.stop() for place in self._places if place is not self._places[ended])
+            )
             return waiting[ended].result()
         finally:
             for one in waiting:

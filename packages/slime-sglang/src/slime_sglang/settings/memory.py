@@ -13,7 +13,6 @@ from slime_core.config.derive import compute_dtype
 from slime_core.errors import PluginError
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_core.run.build import resolve_model
-from slime_core.weights.sync import wanted_transport
 from slime_models.groups import is_by_ranks
 from slime_models.hf.config import read_config
 
@@ -24,7 +23,7 @@ from slime_sglang.settings.section import (
     SglangSection,
     pipeline_stages,
 )
-from slime_sglang.settings.server import default_transport
+from slime_sglang.settings.server import planned_transport
 from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _of_model(
     whole = min(shapes, _folder_bytes(folder) or shapes)  # quantised weights are fewer bytes
     base = int(section.server_args.get("base_gpu_id") or 0)
     placements = topology.placements(model)
-    transport = wanted_transport(settings.train) or default_transport(settings)
+    transport = planned_transport(settings)
     is_staged = is_policy and transport != "disk" and not is_by_ranks(transport, question.registry)
     staged = whole if is_staged else 0
     n_ranks = sum(placement.num_gpus for placement in placements)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Place
+from slime_core.weights.sync import wanted_transport
 from slime_models.groups import TRANSPORTS
 
 from slime_sglang.settings.section import SglangSection
@@ -36,8 +37,8 @@ class ServerSettings:
     """SGLang's own arguments by name, over those of `section`."""
     address: str | None = None
     """`host:port` of a server that runs already and is joined; None starts one."""
-    place: Place | None = None
-    """Where the launcher starts it; None for a child of this process, with the GPUs that `arguments` name."""
+    places: Sequence[Place] = ()
+    """Where the launcher starts its processes, one on each machine; none for a child of this process, with the GPUs that `arguments` name."""
     crosses_hosts: bool = True
     """Whether weight updates reach a server on another host."""
     key: str | None = None
@@ -72,11 +73,13 @@ def transport_between_machines(settings: Settings) -> str:
     return "cuda-ipc" if settings.cluster.colocate else "nccl"
 
 
-def default_transport(settings: Settings) -> str:
-    """Return the transport of a run that asks for none, as far as its settings say where servers are."""
+def planned_transport(settings: Settings) -> str:
+    """Return the transport of a run's weights: the one asked for, else the default, as far as settings say where servers are."""
     cluster = settings.cluster
     on_several = cluster.colocate and cluster.actor_num_nodes > 1
-    return transport_between_machines(settings) if on_several else "memory"
+    return wanted_transport(settings.train) or (
+        transport_between_machines(settings) if on_several else "memory"
+    )
 
 
 def crosses_hosts(transport: str, registry: Registry, *, host: str | None, is_placed: bool = False) -> bool:

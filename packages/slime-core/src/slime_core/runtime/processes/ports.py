@@ -51,7 +51,7 @@ class ReservedPort(contextlib.AbstractContextManager["ReservedPort"]):
         self._held.close()
 
 
-def reserve_for_a_server(host: str = "127.0.0.1") -> tuple[ReservedPort, ReservedPort, ReservedPort]:
+def reserve_server_ports(host: str = "127.0.0.1") -> tuple[ReservedPort, ReservedPort, ReservedPort]:
     """Return the ports of a `slime_core.protocols.Site`."""
     return ReservedPort(host), ReservedPort(host), ReservedPort(host, in_a_row=_IN_A_ROW)
 
