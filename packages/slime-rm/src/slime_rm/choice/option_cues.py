@@ -92,11 +92,12 @@ _DOUBLE_NO = re.compile(
 )
 _BAD = (
     r"(?:wrong|false|incorrect\w*|impossible|invalid|out|eliminated|excluded|rejected|ruled|unlikely|less|implausible|untrue|inconsistent|contradict\w*"
-    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|a (?:distractor|trap|decoy|mistake)|tempting)"
+    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|a (?:distractor|trap|decoy|mistake)|tempting|least\b)"
 )
 _AFTER_REJECTED = re.compile(
     rf"[)\]\s:,(–—-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
-    rf"|(?:(?:wrong|false|incorrect|impossible|invalid|eliminated|excluded|rejected|ruled out|out)\b|no\s*(?=[.,;)]|$)|[✗✘❌×])(?!\w)|(?:is|are|was|were|does|do|did|can|could|would|will|has|have)(?:n't| not)\b|cannot\b|won't\b|fails?\b|violates?\b|contradicts?\b|loses\b)",
+    rf"|(?:(?:wrong|false|incorrect|impossible|invalid|eliminated|excluded|rejected|ruled out|out)\b|no\s*(?=[.,;)]|$)|[✗✘❌×])(?!\w)|(?:is|are|was|were|does|do|did|can|could|would|will|has|have)(?:n't| not)\b|cannot\b|won't\b|fails?\b|violates?\b|contradicts?\b|loses\b"
+    rf"|(?:{_BE}\s+(?:the|an?)\s+\w+\s+)?(?:that|which) (?:(?!not\b|never\b)\w+(?:'d|'ll)?\s+){{1,3}}?(?:exclude|eliminate|reject|rule out|dismiss|discard|avoid)\w*\b)",
     re.IGNORECASE,
 )
 _NOT_BAD = re.compile(

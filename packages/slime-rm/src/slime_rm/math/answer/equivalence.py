@@ -158,7 +158,9 @@ def _same_coordinates(point: Several, listed: Several) -> bool:
 
 def _same_named(label: Answer, given: Answer) -> bool:
     if isinstance(label, Named) and isinstance(given, Named):
-        return _bare(label.name) == _bare(given.name) and same(label.value, given.value)
+        if _bare(label.name) != _bare(given.name):  # y = 2x and x = y/2 are one line
+            return _formula(label) and _formula(given) and _proportional(*map(_as_equation, (label, given)))
+        return same(label.value, given.value)
     if isinstance(given, Named):
         if isinstance(label, Relation):
             return same_real_set(label, given) or (
@@ -173,8 +175,7 @@ def _same_named(label: Answer, given: Answer) -> bool:
         return same(label, given.value)
     assert isinstance(label, Named)
     if isinstance(given, Relation):
-        formula = isinstance(label.value, Quantity) and bool(label.value.value.tree.free_symbols)
-        return same_real_set(label, given) or (formula and _same_relation(_as_equation(label), given))
+        return same_real_set(label, given) or (_formula(label) and _same_relation(_as_equation(label), given))
     if isinstance(given, Several) and any(isinstance(part, Named) for part in given.parts):
         return _same_parts(_parts(label, False), _parts(given, False))
     return same(label.value, given)
@@ -183,6 +184,10 @@ def _same_named(label: Answer, given: Answer) -> bool:
 def _bare(name: str) -> str:
     """Return `f` of `f(x)`."""
     return name.partition("(")[0] or name
+
+
+def _formula(named: Named) -> bool:
+    return isinstance(named.value, Quantity) and bool(named.value.value.tree.free_symbols)
 
 
 def _as_equation(named: Named) -> Relation:

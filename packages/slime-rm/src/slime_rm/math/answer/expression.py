@@ -39,7 +39,6 @@ _FUNCTIONS: dict[str, Any] = {
 _LOGARITHMS = (r"\log", r"\lg")
 _ROOTS = {r"\sqrt": 2, r"\radical": 2, r"\cuberadical": 3}
 _END = frozenset(["+", "-", r"\cdot", "/", ")", "]", "}", "|", ",", r"\rfloor", r"\rceil"])
-_HALF = Rational(1, 2)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,8 @@ class _Reader:
 
     def __init__(self, tokens: Tokens, letters: frozenset[str] | None) -> None:
         self.tokens, self.letters, self.at = tokens, letters, 0
-        self.bars = 0
+        self.raised: int | None = None
+        """Where the last exponent in braces ended: a number there is a factor, as in `2^{3}5`."""
 
     def peek(self, offset: int = 0) -> Token:
         at = self.at + offset
@@ -124,6 +124,8 @@ class _Reader:
             return False
         before = self.tokens[self.at - 1]
         grouped = token.text == "{" and self.peek(1).kind == "number"  # 3{2} is printed as 32
+        if token.kind == "number" and token.text[0] != "." and self.at == self.raised:
+            return True
         if token.kind == "number" or grouped or (before.kind == "number" and before.text.endswith(".")):
             raise NotUnderstood(f"what `{written((before, token))}` is")
         return token.kind in ("letter", "word", "command", "sign")
@@ -157,16 +159,14 @@ class _Reader:
         ]:
             self.at += 1 if self.peek().text == r"\circ" else 3
             return Mul(base, sympy.pi, Rational(1, 180), evaluate=False)
+        braced = self.peek().text == "{"
         exponent = self.exponent()
         if self.peek().text == "^":
             raise NotUnderstood("an exponent after an exponent")
-        result = Pow(base, exponent, evaluate=False)
-        return sympy.factorial(result, evaluate=False) if self._factorial() else result
-
-    def _factorial(self) -> bool:
         if self.peek().kind == "sign" and self.peek().text == "!":
             raise NotUnderstood("of what `!` is the factorial")
-        return False
+        self.raised = self.at if braced else self.raised
+        return Pow(base, exponent, evaluate=False)
 
     def exponent(self) -> Any:
         if self.peek().text == "-" and self.peek(1).kind in ("number", "letter"):

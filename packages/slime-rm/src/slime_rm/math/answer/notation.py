@@ -76,6 +76,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:blacksquare|square|Box|qed|checkmark)\s*$", ""),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+        (r"(?<=\\mathbb\{[A-Z]\})\s*-\s*(?=\\\{)", r"\\setminus "),
         (r"(?<!\\)\\(?:!|negthinspace(?![A-Za-z]))", ""),
         (r"\\(?:q?quad|enspace|thinspace|medspace|thickspace|space)(?![A-Za-z])|(?<!\\)\\[,;: \n]|~", " "),
         (r"(?<!\\)(?<![A-Za-z])\{([:;=<>])\}", r"\1"),

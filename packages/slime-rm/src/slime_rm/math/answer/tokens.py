@@ -76,13 +76,13 @@ _SIGN = re.compile(
     |(?P<command>\\mathbb\{[A-Z]\}|\\[A-Za-z]+|\\.)
     |(?P<number>\d+(?:\.\d*)?|\.\d+)
     |(?P<letters>[^\W\d_]+)
-    |(?P<sign><=|>=|!=|:=|==|.)""",
+    |(?P<sign><=|>=|!=|:=|==|\*\*|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _HALF_OF_DAY = re.compile(r"(?i)(?<![a-z])([ap])\.\s?m\.?(?![a-z])")
 _SPELT = {
     r"\leq": r"\le", r"\leqslant": r"\le", "<=": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", ">=": r"\ge",
-    r"\neq": r"\ne", "!=": r"\ne", r"\lt": "<", r"\gt": ">", r"\times": r"\cdot", "*": r"\cdot", r"\ast": r"\cdot",
+    r"\neq": r"\ne", "!=": r"\ne", r"\lt": "<", r"\gt": ">", r"\times": r"\cdot", "*": r"\cdot", "**": "^", r"\ast": r"\cdot",
     r"\div": "/", r"\lor": "or", r"\vee": "or", r"\land": "and", r"\wedge": "and", r"\lbrace": r"\{",
     r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\vert": "|", r"\mid": "|", r"\lvert": "|", r"\rvert": "|",
     r"\colon": ":", r"\simeq": r"\approx", r"\doteq": r"\approx", r"\degree": r"\circ", r"\to": r"\to",
