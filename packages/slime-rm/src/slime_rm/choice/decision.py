@@ -15,6 +15,7 @@ _TAKEN_BACK = re.compile(
     r"\b(?:wrong|not right|not correct|incorrect|mistake|isn't right|can't be|scratch that|never ?mind|strike that)\b",
     re.IGNORECASE,
 )
+_ENDS_SENTENCE = re.compile(r"\s*(?:[.!]\s*)?$|\s*,?\s*(?:because|since|as|not)\b", re.IGNORECASE)
 _OPTION_TEXT = re.compile(r"\W*(?:both|all|neither|none|only|either)\b", re.IGNORECASE)
 _RIVAL = re.compile(r"(?:[,;/|(]|\b(?:or|and))\s*$", re.IGNORECASE)
 _TEXTS_CHARACTERS = 300
@@ -97,7 +98,16 @@ def _read(reading: _Reading, sentence: Sentence, letters: str, length: int) -> N
             reading.corrected = True
         if sentence.is_question and box is None:
             continue
-        role = role_of(before, after, sentence.text[: group[0].start], decided=decided)
+        in_brackets = (
+            group is sentence.groups[0] and len(group) == 1 and sentence.text[group[0].start] in "(["
+        )
+        role = role_of(
+            before,
+            after,
+            sentence.text[: group[0].start],
+            decided=decided,
+            behind_value=in_brackets and _ENDS_SENTENCE.match(after) is not None,
+        )
         reasons = decided and (reasons or REASONS.search(before) is not None)
         if reasons and role > Role.NAMED and not (reading.corrected or re.search(r"\bor\W*$", before)):
             role = Role.NAMED

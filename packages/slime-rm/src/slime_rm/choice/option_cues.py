@@ -25,7 +25,7 @@ def _words(text: str) -> str:
 
 
 _NOUN = _words(
-    "answers?;choices?;options?;solution;selection;pick;response;guess;conclusion;verdict;letter;alternative;one;réponse;antwort;respuesta;risposta;resposta;答案;ответ"
+    "answers?;choices?;options?;solution;winner;selection;pick;response;guess;conclusion;verdict;letter;alternative;one;réponse;antwort;respuesta;risposta;resposta;答案;ответ"
 )
 #: What may stand between a cue and the option without changing what it says.
 _FILL = (
@@ -39,7 +39,7 @@ _COPULA = _words(
 )
 _VERB = _words(
     r"choose;chose;chosen;choosing;pick(?:ed|ing)?;select(?:ed|ing)?;opt(?:ed|ing)? for;go(?:ing)? (?:for|with);went (?:for|with)"
-    r";settled? (?:on|for);vote for;mark;circle;bet on;commit(?:ting)? to;conclude;say;lean(?:ing)? towards?;answer(?:ed)?;stick(?:ing)? with;prefer;favou?r"
+    r";settled? (?:on|for);vote for;mark;circle;bet on;commit(?:ting)? to;conclude;say;lean(?:ing)? towards?;answer(?:ed)?;stick(?:ing)? with;prefer;favou?r;accept(?:s|ed|ing)?"
 )
 _MARKED = re.compile(rf"\b{_NOUN}\b(?:[^.!?;\n]*?)$", re.IGNORECASE)
 _ANSWER = re.compile(
@@ -48,17 +48,24 @@ _ANSWER = re.compile(
 )
 _COPULA_END = re.compile(rf"{_COPULA}{_FILL}$", re.IGNORECASE)
 _WRONG_NOUN = re.compile(
-    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|other|common|usual|naive|wrongly|mistaken)"
-    rf"\s+{_NOUN}\b[^.!?;\n]*$",
+    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|my second|backup|fallback|other|common|usual|naive|wrongly|mistaken)"
+    rf"\s+{_NOUN}\b[^.!?;\n]*$|\brunner[ -]?up\b[^.!?;\n]*$",
     re.IGNORECASE,
 )
 _IMPLIED = re.compile(
-    rf"(?:\b(?:so|thus|therefore|hence|leav(?:es|ing)|left with|only|giv(?:es|ing)|match(?:es|ing)|fit(?:s|ting)|correspond(?:s|ing) (?:to|with)"
+    rf"(?:\b(?:so|thus|therefore|hence|leav(?:es|ing)(?: us| me)?(?: with)?|left with|by (?:the process of )?(?:elimination|exclusion)|without (?:an?y? )?doubt|only|giv(?:es|ing)|match(?:es|ing)|fit(?:s|ting)|correspond(?:s|ing) (?:to|with)"
     rf"|yield(?:s|ing)|means?|point(?:s|ing) (?:to|at)|lead(?:s|ing) to|support(?:s|ing)|impl(?:y|ies)|namely|i\.?e\.?|think|believe|guess"
     rf"|(?:it|this|that|which|there|result|one|value|what)\s+(?:is|was|must be|has to be|should be|would be|can only be)|(?:it|that)'s"
     rf"|must be|has to be|can only be|but|rather|final|in the end|finally|overall|in conclusion|in summary|get|obtain|find|have|(?:none|no|nothing) (?:other than|but))|[→⇒∴=:])\s*{_FILL}$",
     re.IGNORECASE,
 )
+_ANSWER_WITH_VALUE = re.compile(
+    rf"\b(?:{_NOUN}|result|value)\b[^.!?;\n]{{0,40}}{_COPULA}\s*(?!not\b|n't)[^\s()][^()\n]{{0,40}}$",
+    re.IGNORECASE,
+)
+"""Words before an option in brackets: `the answer is 42 (B)`."""
+_VALUE = re.compile(r"(?:^|=)\s*[^\s()=]{1,20}\s*$")
+"""A value before an option in brackets: `x = 42 (B)`."""
 _ADVERBS = r"(?:\s*,?\s*(?:also|clearly|definitely|obviously|too|both|all|simply|just|therefore|thus|indeed|certainly|surely|most likely|likely|probably|always|then|hence|in fact|still|actually|really|totally|completely|entirely|plainly|quite)\b,?)*"
 _BE = r"(?:\b(?:is|are|was|were|seems?|looks?|appears?|remains?|(?:must|has to|have to|should|will|would|can only) be|being|to be)\b(?: to be\b)?|'s\b)"
 _GOOD = _words(
@@ -72,7 +79,7 @@ _CALLED_CORRECT = re.compile(
 )
 _FITS = re.compile(
     rf"[)\]\s,]*{_ADVERBS}\s*(?:fits?|match(?:es)?|works?|wins?|holds?|stands?|remains?|is (?:left|true|chosen|selected)|does|is)(?=\s*(?:[.,;!)]|$)"
-    r"|\s+(?:best|well|perfectly|exactly|all|the|every\w*|only|here|alone|while|whereas|although|but)\b)"
+    r"|\s+(?:best|well|perfectly|exactly|all|the|every\w*|only(?! \w+ly\b)|here|alone|while|whereas|although|but)\b)"
     r"|[)\]\s,]*(?!(?:is|was|are|were|not|no)\b)\w+s\s+(?:(?!(?:no|not|never|hardly)\b)[\w']+\s+){0,3}?(?:better|more\s+\w+)\s+than\s+(?:option |choice )?\W*$",
     re.IGNORECASE,
 )
@@ -81,7 +88,7 @@ _BEFORE_REJECTED = re.compile(
     rf"(?:\b(?:not(?! (?:only|just|merely|sure|certain|clear)\b)|never|neither|nor|cannot|none of|{_NOT_DOUBT}doubt\w*|unlikely|hardly|rul(?:e|es|ed|ing) out"
     rf"|reject(?:s|ed|ing)?|eliminat(?:e|es|ed|ing)|exclud(?:e|es|ed|ing)|discard(?:s|ed|ing)?|dismiss(?:es|ed|ing)?|avoid|against|cross(?:ed|ing)? out"
     rf"|over|rather than|instead of|better than|(?<!other )than|unlike|except|excluding|besides|nobody|no one|few|as opposed to|opposed to|compared (?:to|with)|anything but|all but"
-    rf"|far from|contrary to|no longer|beats?|without|scratch(?! that)|(?:refus\w+|wrong|mistake|error|unwise|foolish) to)\b|n't\b(?! (?:only|just|sure)\b)|\b(?:wrong|incorrect|false|rejected|eliminated)\s*(?:\w+\s*)?:|(?<!wait )(?<!wait, )(?<!oh )\bno\s+(?:option\s+|choice\s+)?$)"
+    rf"|far from|contrary to|no longer|beats?|without|scratch(?! that)|(?:refus\w+|wrong|mistake|error|unwise|foolish) to|no (?:reason|need|point|evidence|basis|justification|support|case)\b)\b|n't\b(?! (?:only|just|sure)\b)|\b(?:wrong|incorrect|false|rejected|eliminated)\s*(?:\w+\s*)?:|(?<!wait )(?<!wait, )(?<!oh )\bno\s+(?:option\s+|choice\s+)?$)"
     r"[^,;.!?\n]*$",
     re.IGNORECASE,
 )
@@ -97,6 +104,7 @@ _BAD = (
 _AFTER_REJECTED = re.compile(
     rf"[)\]\s:,(–—-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
     rf"|(?:(?:wrong|false|incorrect|impossible|invalid|eliminated|excluded|rejected|ruled out|out)\b|no\s*(?=[.,;)]|$)|[✗✘❌×])(?!\w)|(?:is|are|was|were|does|do|did|can|could|would|will|has|have)(?:n't| not)\b|cannot\b|won't\b|fails?\b|violates?\b|contradicts?\b|loses\b"
+    r"|(?:can|could|may|might) (?:also |well |safely |now )?be (?:ruled|eliminated|excluded|rejected|discarded|dismissed|crossed|wrong|false|incorrect)\b"
     rf"|(?:{_BE}\s+(?:the|an?)\s+\w+\s+)?(?:that|which) (?:(?!not\b|never\b)\w+(?:'d|'ll)?\s+){{1,3}}?(?:exclude|eliminate|reject|rule out|dismiss|discard|avoid)\w*\b)",
     re.IGNORECASE,
 )
@@ -105,7 +113,7 @@ _NOT_BAD = re.compile(
     re.IGNORECASE,
 )
 _BEFORE_POSSIBLE = re.compile(
-    rf"(?:\bas (?:\w+ as|well as)|\b(?:could|might|may|can)(?: also| well| still| even| just| equally)? be|\b(?:maybe|perhaps|possibly|potentially|alternatively|or|otherwise|if not|also(?: think| believe| choose| pick| say)?|even|equally|either|not only"
+    rf"(?:\bas (?:\w+ as|well as)|\b(?:could|might|may|can)(?: also| well| still| even| just| equally)? be|\b(?:or equivalently|maybe|perhaps|possibly|potentially|alternatively|or|otherwise|if not|also(?: think| believe| choose| pick| say)?|even|equally|either|not only"
     rf"|but also|and|unless|unless (?:it|this|that) is|failing (?:which|that)|lest)|[/|+&])\s*{_FILL}$",
     re.IGNORECASE,
 )
@@ -115,7 +123,8 @@ _AFTER_POSSIBLE = re.compile(
     re.IGNORECASE,
 )
 _CLOSE_BUT_WRONG = re.compile(
-    rf"[)\]\s,]*{_BE}[^.;!?\n]*?\b(?:but|yet|though)\s+(?:\w+\s+)?(?:not\b|{_BAD})", re.IGNORECASE
+    rf"[)\]\s,]*{_BE}[^.;!?\n]*?\b(?:but|yet|though)\s+(?:\w+\s+){{0,2}}?(?:not\b|\w+n't\b|fails?\b|{_BAD})",
+    re.IGNORECASE,
 )
 _CONTRARY_TO_FACT = re.compile(
     r"\s*,?\s*(?:(?:would|could|might|may)\b[^.;!?\n]*)?\bif\b[^.;!?\n]*\b(?:were|had)\b(?!\s+to\s+(?:choose|guess|pick|say|answer))",
@@ -144,10 +153,14 @@ _ASIDE = re.compile(
     re.IGNORECASE,
 )
 _EARLIER = re.compile(
-    r"\b(?:thought|believed|used to|people|students?|others|everyone|anyone|someone|one might|you (?:might|may)|was going to|wanted to|(?:was )?tempted to|initially|at first|first|originally|would have)\b[^,;.!?\n]*$",
+    r"\b(?:thought|believed|used to|people|students?|others|everyone|anyone|someone|one might|you (?:might|may)|was going to|wanted to|(?:was )?tempted to|initially|at first|first(?! and only)|originally|would have|(?:naive|careless|hasty|casual|typical) \w+)\b[^,;.!?\n]*$",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(r"\b(?:if|had|suppose|assuming)\b.*\bwould(?: have been| be)\b[^,;]*$", re.IGNORECASE)
+_HYPOTHETICAL = re.compile(
+    r"\b(?:if|suppos(?:e|ing)|assum(?:e|ing)|imagin(?:e|ing))\b(?![^,;.!?\n]*(?:'d|'ll|\b(?:would|will|had to|have to|must|forced))\b)[^,;.!?\n]*$",
+    re.IGNORECASE,
+)
 _CONCEDED = re.compile(
     r"\b(?:though|although|while|whereas|even if|if|suppos\w+|assum\w+)\b[^,;.!?\n]*$", re.IGNORECASE
 )
@@ -161,7 +174,7 @@ CORRECTION = re.compile(
 """Words that take an earlier decision back."""
 
 
-def role_of(before: str, after: str, sentence: str, *, decided: bool) -> Role:
+def role_of(before: str, after: str, sentence: str, *, decided: bool, behind_value: bool = False) -> Role:
     """Return what a sentence says of an option, or of several in a row, from the words around it.
 
     Args:
@@ -169,6 +182,7 @@ def role_of(before: str, after: str, sentence: str, *, decided: bool) -> Role:
         after: the words up to the next.
         sentence: all words of the sentence before it.
         decided: the sentence has given an answer already; what it gives as reasons then is no second one.
+        behind_value: it stands in brackets, is the first in the sentence and ends it: `x = 42 (B).`
     """
     if _DOUBLE_NO.search(before) or _NOT_BAD.match(after):
         return Role.POSSIBLE if "only" in before.lower() else Role.NAMED
@@ -189,15 +203,21 @@ def role_of(before: str, after: str, sentence: str, *, decided: bool) -> Role:
         return Role.POSSIBLE
     if decided and _ASIDE.search(before):
         return Role.NAMED
-    if _WRONG_NOUN.search(before) or _EARLIER.search(before) or _SUPPOSED.search(sentence):
+    if (
+        _WRONG_NOUN.search(before)
+        or _EARLIER.search(before)
+        or _SUPPOSED.search(sentence)
+        or _HYPOTHETICAL.search(before)
+    ):
         return Role.NAMED
-    if _ANSWER.search(before) or (_COPULA_END.search(before) and _MARKED.search(sentence)):
+    with_value = behind_value and _ANSWER_WITH_VALUE.search(before) is not None
+    if with_value or _ANSWER.search(before) or (_COPULA_END.search(before) and _MARKED.search(sentence)):
         return Role.ANSWERED
     if _CONCEDED.search(before):
         return Role.NAMED
     if _CALLED_CORRECT.match(after):
         return Role.CORRECT
-    if _IMPLIED.search(before) or _FITS.match(after):
+    if _IMPLIED.search(before) or _FITS.match(after) or (behind_value and _VALUE.search(before)):
         return Role.IMPLIED
     return Role.NAMED
 
