@@ -48,8 +48,8 @@ _ANSWER = re.compile(
 )
 _COPULA_END = re.compile(rf"{_COPULA}{_FILL}$", re.IGNORECASE)
 _WRONG_NOUN = re.compile(
-    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|my second|backup|fallback|other|common|usual|naive|wrongly|mistaken)"
-    rf"\s+{_NOUN}\b[^.!?;\n]*$|\brunner[ -]?up\b[^.!?;\n]*$",
+    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|next[ -]best|my second|previous|earlier|former|trick|backup|fallback|other|common|usual|naive|wrongly|mistaken)"
+    rf"\s+{_NOUN}\b[^.!?;\n]*$|\b(?:runner[ -]?up|next[ -]best)\b[^.!?;\n]*$",
     re.IGNORECASE,
 )
 _IMPLIED = re.compile(
@@ -85,10 +85,10 @@ _FITS = re.compile(
 )
 _NOT_DOUBT = r"(?<!\bno )(?<!without )(?<!without a )(?<!without any )"
 _BEFORE_REJECTED = re.compile(
-    rf"(?:\b(?:not(?! (?:only|just|merely|sure|certain|clear)\b)|never|neither|nor|cannot|none of|{_NOT_DOUBT}doubt\w*|unlikely|hardly|rul(?:e|es|ed|ing) out"
+    rf"(?:\b(?:not(?! (?:only|just|merely)\b)|by no means|in no way|on no account|under no circumstances|never|neither|nor|cannot|none of|{_NOT_DOUBT}doubt\w*|unlikely|hardly|rul(?:e|es|ed|ing) out"
     rf"|reject(?:s|ed|ing)?|eliminat(?:e|es|ed|ing)|exclud(?:e|es|ed|ing)|discard(?:s|ed|ing)?|dismiss(?:es|ed|ing)?|avoid|against|cross(?:ed|ing)? out"
     rf"|over|rather than|instead of|better than|(?<!other )than|unlike|except|excluding|besides|nobody|no one|few|as opposed to|opposed to|compared (?:to|with)|anything but|all but"
-    rf"|far from|contrary to|no longer|beats?|without|scratch(?! that)|(?:refus\w+|wrong|mistake|error|unwise|foolish) to|no (?:reason|need|point|evidence|basis|justification|support|case)\b)\b|n't\b(?! (?:only|just|sure)\b)|\b(?:wrong|incorrect|false|rejected|eliminated)\s*(?:\w+\s*)?:|(?<!wait )(?<!wait, )(?<!oh )\bno\s+(?:option\s+|choice\s+)?$)"
+    rf"|far from|contrary to|no longer|beats?|without|scratch(?! that)|(?:refus\w+|wrong|mistake|error|unwise|foolish|silly|absurd|crazy|stupid|ridiculous) to|no (?:reason|need|point|evidence|basis|justification|support|case)\b)\b|n't\b(?! (?:only|just)\b)|\b(?:wrong|incorrect|false|rejected|eliminated)\s*(?:\w+\s*)?:|(?<!wait )(?<!wait, )(?<!oh )\bno\s+(?:option\s+|choice\s+)?$)"
     r"[^,;.!?\n]*$",
     re.IGNORECASE,
 )
@@ -99,12 +99,13 @@ _DOUBLE_NO = re.compile(
 )
 _BAD = (
     r"(?:wrong|false|incorrect\w*|impossible|invalid|out|eliminated|excluded|rejected|ruled|unlikely|less|implausible|untrue|inconsistent|contradict\w*"
-    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|a (?:distractor|trap|decoy|mistake)|tempting|least\b)"
+    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|a (?:distractor|trap|decoy|mistake)|tempting|silly|foolish|absurd|crazy|stupid|ridiculous|unwise|least\b)"
 )
 _AFTER_REJECTED = re.compile(
     rf"[)\]\s:,(–—-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
     rf"|(?:(?:wrong|false|incorrect|impossible|invalid|eliminated|excluded|rejected|ruled out|out)\b|no\s*(?=[.,;)]|$)|[✗✘❌×])(?!\w)|(?:is|are|was|were|does|do|did|can|could|would|will|has|have)(?:n't| not)\b|cannot\b|won't\b|fails?\b|violates?\b|contradicts?\b|loses\b"
     r"|(?:can|could|may|might) (?:also |well |safely |now )?be (?:ruled|eliminated|excluded|rejected|discarded|dismissed|crossed|wrong|false|incorrect)\b"
+    r"|(?:but|yet|though|however,?)\s+(?:it|that|this)(?:'s|\s+is|\s+was)?\s*(?:n't|\bnot)?\s*\b(?:a lie|wrong|false|incorrect|mistaken|(?<=not )(?:right|correct|true|the (?:answer|right|correct)|it)|(?<=n't )(?:right|correct|true|the (?:answer|right|correct)|it))\b"
     rf"|(?:{_BE}\s+(?:the|an?)\s+\w+\s+)?(?:that|which) (?:(?!not\b|never\b)\w+(?:'d|'ll)?\s+){{1,3}}?(?:exclude|eliminate|reject|rule out|dismiss|discard|avoid)\w*\b)",
     re.IGNORECASE,
 )
@@ -114,7 +115,7 @@ _NOT_BAD = re.compile(
 )
 _BEFORE_POSSIBLE = re.compile(
     rf"(?:\bas (?:\w+ as|well as)|\b(?:could|might|may|can)(?: also| well| still| even| just| equally)? be|\b(?:or equivalently|maybe|perhaps|possibly|potentially|alternatively|or|otherwise|if not|also(?: think| believe| choose| pick| say)?|even|equally|either|not only"
-    rf"|but also|and|unless|unless (?:it|this|that) is|failing (?:which|that)|lest)|[/|+&])\s*{_FILL}$",
+    rf"|but also|so (?:does|do|is|are|would|could)|and|unless|unless (?:it|this|that) is|failing (?:which|that)|lest)|[/|+&])\s*{_FILL}$",
     re.IGNORECASE,
 )
 _AFTER_POSSIBLE = re.compile(
@@ -153,7 +154,7 @@ _ASIDE = re.compile(
     re.IGNORECASE,
 )
 _EARLIER = re.compile(
-    r"\b(?:thought|believed|used to|people|students?|others|everyone|anyone|someone|one might|you (?:might|may)|was going to|wanted to|(?:was )?tempted to|initially|at first|first(?! and only)|originally|would have|(?:naive|careless|hasty|casual|typical) \w+)\b[^,;.!?\n]*$",
+    r"\b(?:thought|believed|used to|people|students?|others|everyone|anyone|someone|one might|you (?:might|may)|was going to|wanted to|(?:was )?tempted to|initially|superficially|(?:may|might|could) (?:seem|appear|look)|at first|first(?! and only)|originally|would have|(?:naive|careless|hasty|casual|typical) \w+)\b[^,;.!?\n]*$",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(r"\b(?:if|had|suppose|assuming)\b.*\bwould(?: have been| be)\b[^,;]*$", re.IGNORECASE)
