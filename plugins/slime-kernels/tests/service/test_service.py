@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -62,6 +63,7 @@ def test_two_hundred_at_once_are_all_answered_within_the_limit(port):
         async with serving(KernelJudge(counting, concurrency=4), port) as url:
             client = ServiceClient(KernelsSection(service=url))
             verdicts = await asyncio.gather(*(client.judge(PROBLEM, f"x = {i}") for i in range(200)))
+            await client.close()
         return counting, verdicts
 
     counting, verdicts = asyncio.run(ask())
@@ -89,7 +91,9 @@ def test_a_service_that_is_killed_and_comes_back_loses_nothing(port):
             await asyncio.sleep(0.3)
             assert not all(task.done() for task in asked)
         async with serving(KernelJudge(counting, concurrency=8), port):
-            return await asyncio.gather(*asked)
+            verdicts = await asyncio.gather(*asked)
+            await client.close()
+            return verdicts
 
     assert [verdict.message for verdict in asyncio.run(ask())] == [f"x = {i}" for i in range(30)]
 
@@ -137,3 +141,25 @@ def test_the_answer_has_the_form_of_the_fork(evaluator, port):
     assert result["runtime_stats"]["source"] == "cost-model"
     assert answer["reward"] > 0.3
     assert answer["completed_at"]
+
+
+def test_a_client_that_was_closed_asks_again_over_connections_of_its_own(port):
+    async def ask():
+        async with serving(KernelJudge(Counting(), concurrency=1), port) as url:
+            client = ServiceClient(KernelsSection(service=url))
+            before = connections(port)
+            first = await client.judge(PROBLEM, "x = 1")
+            during = connections(port)
+            await client.close()
+            after = connections(port)
+            second = await client.judge(PROBLEM, "x = 2")
+            await client.close()
+            return first.message, second.message, (before, during, after)
+
+    assert asyncio.run(ask()) == ("x = 1", "x = 2", (0, 1, 0))
+
+
+def connections(port):
+    """Connections of this machine to a port of it that are open (proc(5), /proc/net/tcp)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(f":{port:04X}") and row[3] == "01" for row in rows)

@@ -171,6 +171,8 @@ class CandidateServer:
     def _running(self, kind: Kind) -> socket.socket:
         if self._process is not None and self._process.poll() is None:
             return self._sockets[kind]
+        for socket_of_the_last in self._sockets.values():
+            socket_of_the_last.close()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in KINDS]
         fds = [theirs.fileno() for _, theirs in pairs]
         path = [one for one in sys.path if one]  # of `-I` alone, packages in PYTHONPATH would be missing

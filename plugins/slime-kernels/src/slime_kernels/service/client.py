@@ -61,3 +61,9 @@ class ServiceClient:
             return Verdict(status=EvalStatus.SERVER_ERROR, gate="service", message=str(error))
         except ValueError as error:
             raise RewardError(f"{self._url}: {error}; is this an evaluation service?") from error
+
+    async def close(self) -> None:
+        """Close the connections of this event loop; another question opens new ones."""
+        client = self._clients.pop(id(asyncio.get_running_loop()), None)
+        if client is not None:
+            await client.close()
