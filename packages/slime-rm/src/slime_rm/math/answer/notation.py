@@ -70,6 +70,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\ne=", r"\\ne "),
         (r"\^\s*\{?\\(?:text|mathrm)\{(st|nd|rd|th)\}\}?", r"\\text{\1}"),
         (r"\\text\{[.\s]*\}$", ""),
+        (r"(\\text\{[^{}]*[^{}.])\.\s*\}$", r"\1}"),
         (r"\\[hv](?:space|skip)\*?\s*\{[^{}]*\}", " "),
         (r"\\(?:[hv]skip|m?kern)\s*-?[\d.]+\s*(?:pt|mm|cm|em|ex|in|mu)\b", " "),
         (r"^\s*\\(?:therefore|implies|Rightarrow|Longrightarrow|rightarrow)(?![A-Za-z])", ""),

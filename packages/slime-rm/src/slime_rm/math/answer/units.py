@@ -160,6 +160,12 @@ officer scout camper hiker cyclist skater golfer tuple lattice prime shirt sweat
 ladder shelf shelves drawer cabinet cage nest hive web trail stop station platform bench booth stall shop store
 market factory factories warehouse hotel library libraries museum park church hospital
 """
+#: Stands before or behind what is counted or measured: "3 red balls", "5 years old".
+_ADJECTIVES = """
+different distinct unique possible total whole equal ordered unordered consecutive real positive negative nonzero odd even
+red blue green white black yellow brown pink purple gray grey new old large small big
+remaining additional extra
+"""
 #: What is not counted, but measured: it may stand after "of".
 _SUBSTANCES = """
 water milk juice flour sugar salt rice sand gold silver paint soda coffee tea lemonade gum candy chocolate corn wheat
@@ -169,26 +175,6 @@ punch cream wool yarn fencing fence concrete gravel dirt soil money
 _SINGULAR_ON_S = frozenset(["s", "glass", "class", "bus", "ms", "lbs", "gas", "lens", "dress", "loss"])
 _PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _SUFFIXES = {"squared": 2, "cubed": 3}
-_ADJECTIVES = frozenset(
-    [
-        "different",
-        "distinct",
-        "possible",
-        "total",
-        "whole",
-        "equal",
-        "ordered",
-        "real",
-        "positive",
-        "red",
-        "blue",
-        "green",
-        "white",
-        "black",
-        "yellow",
-        "new",
-    ]
-)
 #: Numerals that stand after a number and multiply it.
 MULTIPLIERS: Mapping[str, int] = {
     "hundred": 10**2,
@@ -319,7 +305,7 @@ def read_unit(words: Sequence[str], *, trusted: bool) -> Unit | None:
                 return None
             unit = unit.times(last, sign * (_SUFFIXES[lower] - 1))
             last = None
-        elif lower in _ADJECTIVES:
+        elif lower in _ADJECTIVES.split():
             continue
         else:
             # `meters east` is no unit of metres: an unknown word does not follow a known one.
