@@ -29,7 +29,7 @@ class AgentsSection(SectionModel):
     max_calls_per_turn: Count = 16
     """Most calls of one turn that are answered; those beyond are told so."""
     tool_timeout_s: Seconds = 30
-    """Deadline of one call of a tool, seconds."""
+    """Deadline of one call of a tool, seconds; of the kind `code`, what a program has once it runs."""
     max_tool_chars: Count = 8000
     """Most characters of one result; what is longer is cut."""
     program: list[str] = []

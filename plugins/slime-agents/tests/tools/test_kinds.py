@@ -110,4 +110,4 @@ def test_programs_run_in_the_sandbox_with_what_they_print_and_how_they_end():
     _, (stopped,) = answered(
         code("python", ToolLimits(timeout_s=2)), ToolCall("python", {"code": "while True: pass"})
     )
-    assert "stopped after 1 s" in stopped or "ended by signal" in stopped
+    assert stopped == "stopped after 2 s"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slime_core.runtime.daemon_thread import DaemonThread
@@ -22,12 +24,19 @@ _PARAMETERS = {
 }
 
 
+#: Longest start and end of a sandbox on a busy machine, seconds, which are not the program's; less than `loop` allows a turn more.
+_SPARE_S = 25.0
+
+
 class CodeTool:
-    """Runs programs in Linux namespaces of their own, each under limits of time, memory, processes and output."""
+    """Runs programs in Linux namespaces of their own, each under limits of time, memory, processes and output.
+
+    A program has the seconds of `limits` from when it runs; the call has a few more.
+    """
 
     def __init__(self, schema: Mapping[str, Any], limits: ToolLimits, *, memory_mb: int) -> None:
-        self.schema, self.limits = schema, limits
-        self._memory_bytes = memory_mb << 20
+        self.schema, self.limits = schema, replace(limits, timeout_s=limits.timeout_s + _SPARE_S)
+        self._seconds, self._memory_bytes = limits.timeout_s, memory_mb << 20
 
     async def open(self) -> Sequence[Tool]:
         """Return the tool."""
@@ -35,14 +44,15 @@ class CodeTool:
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """Return what the program prints, and how it ended if not by itself."""
-        seconds = max(0.1, self.limits.timeout_s - 1)  # it is to be ended before the call is given up
-        bounds = Bounds(wall_s=seconds, cpu_s=max(1, int(seconds)), memory_bytes=self._memory_bytes)
+        bounds = Bounds(
+            wall_s=self._seconds, cpu_s=math.ceil(self._seconds) + 1, memory_bytes=self._memory_bytes
+        )
         thread = DaemonThread("sandbox")
         running = thread.submit(run, {"main.py": arguments["code"]}, "main.py", limits=bounds)
         thread.shutdown(wait=False)
         ran = await asyncio.wrap_future(running)
         told = {
-            "time": f"stopped after {seconds:g} s",
+            "time": f"stopped after {self._seconds:g} s",
             "memory": "stopped for its memory",
             "output": "stopped for its output",
         }
@@ -58,7 +68,7 @@ def code(name: str, limits: ToolLimits, *, description: str = _DESCRIPTION, memo
 
     Args:
         name: of the tool.
-        limits: of a call.
+        limits: of a program, and of its call.
         description: what the model reads.
         memory_mb: of one program, megabytes.
     """
