@@ -28,10 +28,6 @@ class KernelsReward:
     def __init__(self, *, settings: KernelsSection) -> None:
         self._judge = judge_of(settings)
 
-    async def close(self) -> None:
-        """Close the connections to a service."""
-        await self._judge.close()
-
     async def __call__(self, sample: Sample) -> Grade:
         """Score a sample.
 

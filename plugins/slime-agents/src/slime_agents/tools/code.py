@@ -13,7 +13,7 @@ from slime_rm.code.sandbox.running import Limits as Bounds
 from slime_rm.code.sandbox.running import run
 
 from slime_agents.tools.schema import checked
-from slime_agents.tools.tool import Tool, ToolLimits
+from slime_agents.tools.tool import SPARE_S, Tool, ToolLimits
 
 _DESCRIPTION = "Runs a Python program, without network or files, and returns what it prints."
 _PARAMETERS = {
@@ -24,10 +24,6 @@ _PARAMETERS = {
 }
 
 
-#: Longest start and end of a sandbox on a busy machine, seconds, which are not the program's; less than `loop` allows a turn more.
-_SPARE_S = 25.0
-
-
 class CodeTool:
     """Runs programs in Linux namespaces of their own, each under limits of time, memory, processes and output.
 
@@ -35,7 +31,7 @@ class CodeTool:
     """
 
     def __init__(self, schema: Mapping[str, Any], limits: ToolLimits, *, memory_mb: int) -> None:
-        self.schema, self.limits = schema, replace(limits, timeout_s=limits.timeout_s + _SPARE_S)
+        self.schema, self.limits = schema, replace(limits, timeout_s=limits.timeout_s + SPARE_S)
         self._seconds, self._memory_bytes = limits.timeout_s, memory_mb << 20
 
     async def open(self) -> Sequence[Tool]:

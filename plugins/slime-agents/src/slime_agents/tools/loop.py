@@ -16,11 +16,11 @@ from slime_agents.section import AgentsSection
 from slime_agents.tape.messages import Message, normal
 from slime_agents.templates import Templates
 from slime_agents.tools.environment import ToolEnvironment
-from slime_agents.tools.tool import ToolLimits
+from slime_agents.tools.tool import SPARE_S, ToolLimits
 from slime_agents.tools.toolbox import build_toolbox
 
 #: Seconds that answering a turn may take beyond the longest deadline of a tool.
-_SPARE_S = 30.0
+_SPARE_S = SPARE_S + 5.0
 
 
 @rendering_prompt

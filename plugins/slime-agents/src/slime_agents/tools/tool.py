@@ -17,6 +17,8 @@ from slime_core.runtime.deadline import within
 from slime_agents.formats.calls import ToolCall
 
 logger = logging.getLogger(__name__)
+#: What a kind may take beyond the deadline of what it runs, to start and to end it on a busy machine, seconds.
+SPARE_S = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,6 @@ class Judges(Protocol):
     ) -> Verdict:
         """Return what becomes of a candidate."""
 
-    async def close(self) -> None:
-        """Give back what this event loop holds."""
-
 
 class KernelJudge:
     """Judges in processes of this machine, so many at once.
@@ -78,10 +75,6 @@ class KernelJudge:
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
         return verdict
-
-    async def close(self) -> None:
-        """Forget this event loop, in which nothing is being evaluated any more."""
-        self._free.pop(id(asyncio.get_running_loop()), None)
 
     async def _evaluate(
         self, problem: KernelProblem, source: str, backend: str, options: Options | None

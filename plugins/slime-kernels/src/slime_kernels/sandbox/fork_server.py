@@ -139,9 +139,7 @@ class CandidateServer:
     def close(self) -> None:
         """End the server and what it runs."""
         with self._lock:
-            for each in self._sockets.values():
-                each.close()
-            self._sockets = {}
+            self._close_sockets()
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
@@ -168,11 +166,16 @@ class CandidateServer:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def _close_sockets(self) -> None:
+        """Close those of a server that has ended, or is to end."""
+        for each in self._sockets.values():
+            each.close()
+        self._sockets = {}
+
     def _running(self, kind: Kind) -> socket.socket:
         if self._process is not None and self._process.poll() is None:
             return self._sockets[kind]
-        for socket_of_the_last in self._sockets.values():
-            socket_of_the_last.close()
+        self._close_sockets()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in KINDS]
         fds = [theirs.fileno() for _, theirs in pairs]
         path = [one for one in sys.path if one]  # of `-I` alone, packages in PYTHONPATH would be missing
@@ -184,7 +187,6 @@ class CandidateServer:
             start_new_session=True,
             env=_ENVIRONMENT,
         )
-        self._sockets = {}
         for one, (ours, theirs) in zip(KINDS, pairs, strict=True):
             theirs.close()
             self._sockets[one] = ours

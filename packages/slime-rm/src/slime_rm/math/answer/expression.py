@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sympy
@@ -323,10 +324,10 @@ class _Reader:
             if self.peek().text == "_":
                 self.at += 1
                 base = self.argument()
-            apply = lambda x: _logarithm(x, base)  # noqa: E731
+            apply = partial(_logarithm, base=base)
         else:
             kind = _TRIGONOMETRIC[name][0] if name in _TRIGONOMETRIC else _FUNCTIONS[name]
-            apply = lambda x: kind(x, evaluate=False)  # noqa: E731
+            apply = partial(kind, evaluate=False)
         if self.peek().text == "^":
             self.at += 1
             power = self.exponent()
@@ -334,7 +335,7 @@ class _Reader:
                 if name not in _TRIGONOMETRIC:
                     raise NotUnderstood(f"`{name}^{{-1}}` is an inverse or a reciprocal")
                 inverse = _TRIGONOMETRIC[name][1]
-                apply, power = lambda x: inverse(x, evaluate=False), None
+                apply, power = partial(inverse, evaluate=False), None
         value = apply(self.operand())
         return value if power is None else Pow(value, power, evaluate=False)
 
