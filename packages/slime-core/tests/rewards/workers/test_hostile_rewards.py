@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import Reward, RewardFailure
+from slime_core.rewards.workers.process import WorkerProcess
 from slime_core.samples import Sample
 
 pytestmark = pytest.mark.timeout(120)
@@ -49,12 +50,45 @@ def mark(monkeypatch):
     return left
 
 
-def scored(names, *, workers=2):
+class ClockWithoutStarts:
+    """Seconds in which no process was starting: a start has a deadline of its own, which is no part of a call's.
+
+    What a reward writes into the pipes of its process costs up to two fresh ones, one after the other. Each is a new
+    interpreter, which takes half a second on an idle machine and more than two beside busy processes.
+    """
+
+    def __init__(self, start, monotonic=time.monotonic):
+        self._start, self._monotonic = start, monotonic
+        self._starting, self._since, self._stood_still_s = 0, 0.0, 0.0
+
+    async def start(self, setup):
+        """Start a process as `WorkerProcess.start` does."""
+        self._since = self._since if self._starting else self._monotonic()
+        self._starting += 1
+        try:
+            return await self._start(setup)
+        finally:
+            self._starting -= 1
+            if not self._starting:
+                self._stood_still_s += self._monotonic() - self._since
+
+    def now(self):
+        return (self._since if self._starting else self._monotonic()) - self._stood_still_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = ClockWithoutStarts(WorkerProcess.start)
+    monkeypatch.setattr(WorkerProcess, "start", clock.start)
+    return clock
+
+
+def scored(names, clock, *, workers=2):
     """Score each in one pool, an innocent sample before and behind; returns results and times."""
 
     async def timed(pool, sample):
-        started = time.monotonic()
-        return await pool.score(sample), time.monotonic() - started
+        started = clock.now()
+        return await pool.score(sample), clock.now() - started
 
     async def main():
         settings = {"workers": workers, "timeout_s": TIMEOUT_S, "memory_bytes": 1 << 31}
@@ -83,9 +117,33 @@ def test_there_are_sixty():
     assert len(HOSTILE) >= 60
 
 
-def test_hostile_rewards_fail_by_name_in_time_and_leave_nothing(mark):
+def test_the_clock_stands_still_while_any_process_starts():
+    wall, may_end = [10.0], [asyncio.Event(), asyncio.Event()]
+
+    async def main():
+        clock = ClockWithoutStarts(lambda number: may_end[number].wait(), lambda: wall[0])
+        told = []
+
+        def later(seconds):
+            wall[0] += seconds
+            told.append(clock.now())
+
+        later(1)  # 11
+        starts = [asyncio.create_task(clock.start(number)) for number in range(2)]
+        await asyncio.sleep(0)  # both start
+        later(5)
+        for start, event in zip(starts, may_end, strict=True):
+            event.set()
+            await start
+            later(3)  # the first time one still starts
+        return told
+
+    assert asyncio.run(main()) == [11, 11, 11, 14]
+
+
+def test_hostile_rewards_fail_by_name_in_time_and_leave_nothing(mark, clock):
     names = [name for name in ALONE if name not in SLOW]
-    results = scored(names)
+    results = scored(names, clock)
     assert mark() == []
     assert_bounded(names, results)
 
@@ -106,21 +164,21 @@ def test_what_a_reward_leaves_in_its_channel_costs_the_next_sample_nothing(befor
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", sorted(SLOW - {"stop its fork server"}))
-def test_rewards_that_go_for_the_guard_or_the_machine_leave_nothing(name, mark):
-    results = scored([name])
+def test_rewards_that_go_for_the_guard_or_the_machine_leave_nothing(name, mark, clock):
+    results = scored([name], clock)
     assert mark() == []
     assert_bounded([name], results)
 
 
-def test_a_stopped_fork_server_is_missed_however_many_jobs_it_has(mark):
+def test_a_stopped_fork_server_is_missed_however_many_jobs_it_has(mark, clock):
     async def main():
         async with RewardPool("hostile_rewards:reward", {}, workers=1, timeout_s=TIMEOUT_S) as pool:
             names = ["stop its fork server"] + ["fine"] * 40
-            started = time.monotonic()
+            started = clock.now()
             results = await asyncio.gather(
                 *(pool.score(Sample(index=i, response=name)) for i, name in enumerate(names))
             )
-            return results, time.monotonic() - started
+            return results, clock.now() - started
 
     (stopped, *others), seconds = asyncio.run(main())
     assert stopped.kind == "crashed"
