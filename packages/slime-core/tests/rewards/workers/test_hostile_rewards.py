@@ -151,7 +151,8 @@ def test_hostile_rewards_fail_by_name_in_time_and_leave_nothing(mark, clock):
 @pytest.mark.parametrize("before", ["forge too many", "garbage once it is scored"])
 def test_what_a_reward_leaves_in_its_channel_costs_the_next_sample_nothing(before, mark):
     async def main():
-        async with RewardPool("hostile_rewards:reward", {}, workers=1, timeout_s=TIMEOUT_S) as pool:
+        # "slow" takes 0.6 s, and is to be in time also beside busy processes.
+        async with RewardPool("hostile_rewards:reward", {}, workers=1, timeout_s=60) as pool:
             return [
                 await pool.score(Sample(index=index, response=response))
                 for index, response in enumerate((before, "slow", "slow", "fine"))
