@@ -60,11 +60,13 @@ class ClockWithoutStarts:
     def __init__(self, start, monotonic=time.monotonic):
         self._start, self._monotonic = start, monotonic
         self._starting, self._since, self._stood_still_s = 0, 0.0, 0.0
+        self.n_starts = 0
 
     async def start(self, setup):
         """Start a process as `WorkerProcess.start` does."""
         self._since = self._since if self._starting else self._monotonic()
         self._starting += 1
+        self.n_starts += 1
         try:
             return await self._start(setup)
         finally:
@@ -146,6 +148,8 @@ def test_hostile_rewards_fail_by_name_in_time_and_leave_nothing(mark, clock):
     results = scored(names, clock)
     assert mark() == []
     assert_bounded(names, results)
+    # Two workers, one in the place of the fork server that is killed, and two after the one whose pipes are written to.
+    assert clock.n_starts <= 5
 
 
 @pytest.mark.parametrize("before", ["forge too many", "garbage once it is scored"])
