@@ -40,10 +40,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 VOCAB = 130
 PROMPT = [5, 6, 7, 129]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
-LONG = SamplingParams(max_new_tokens=250, temperature=0)
 SHAPES = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None, "dtype": "float32",
+    "max_position_embeddings": 16384, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None, "dtype": "float32",
 }  # fmt: skip
 
 
@@ -98,7 +97,7 @@ def ranks(request, served_by_flags, tmp_path_factory):
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="t0").save_pretrained(model_path)
     flags = {
         "rollout-num-gpus-per-engine": 2,
-        "sglang-max-total-tokens": 1024,
+        "sglang-max-total-tokens": 65536,
         "sglang-max-running-requests": 4,
         **own_flags,
     }
@@ -153,9 +152,9 @@ def test_after_an_update_all_ranks_serve_the_new_model(ranks, transport):
     check_serves(ranks, ranks.model(seed))
 
 
-def test_requests_in_flight_are_aborted_and_another_is_served(ranks):
+def test_requests_in_flight_are_aborted_and_another_is_served(ranks, endless):
     async def abort():
-        asked = asyncio.gather(*(ranks.engine.generate(PROMPT, LONG) for _ in range(3)))
+        asked = asyncio.gather(*(ranks.engine.generate(PROMPT, endless) for _ in range(3)))
         while not (await ranks.engine.current_load()).running:
             await asyncio.sleep(0.02)
         await ranks.engine.abort()
