@@ -180,7 +180,7 @@ def test_a_hanging_agent_is_cut_off_and_a_posted_reward_counts():
         assert (await post(base_url, api_key, "reward", {"reward": 0.5}))[0] == 400
         await asyncio.sleep(1000)
 
-    samples, _ = played(hangs, lambda text: "y", reward="http", timeout_s=1)
+    samples, _ = played(hangs, lambda text: "y", reward="http", timeout_s=5)
     assert samples[0].metadata["agent"]["ended_by"] == "timeout"
     assert (samples[0].status, samples[0].reward) == (Status.TRUNCATED, 0.25)
 

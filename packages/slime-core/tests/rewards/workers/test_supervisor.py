@@ -65,7 +65,7 @@ def test_who_crashes_or_hangs_in_a_batch_fails_alone(record):
     responses = ["ok"] * 100
     responses[7] = responses[40] = "crash"
     responses[41] = responses[99] = "hang"
-    results = scored(responses, workers=2, timeout_s=2.0)
+    results = scored(responses, workers=2, timeout_s=5.0)
     failed = {i: result.kind for i, result in enumerate(results) if isinstance(result, RewardFailure)}
     assert failed == {7: "crashed", 40: "crashed", 41: "deadline", 99: "deadline"}
     assert all(results[i].message.startswith(f"sample {i}: ") for i in failed)
