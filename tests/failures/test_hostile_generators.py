@@ -104,7 +104,7 @@ def flags(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.syspath_prepend(root / "tests/plugins")
     return [
         *("--rm-type", "hostile_generators:reward", "--num-rollout", "1", "--eval-interval", "none"),
-        *("--rollout-batch-size", "1", "--n-samples-per-prompt", "2", "--rollout-timeout-s", "1"),
+        *("--rollout-batch-size", "1", "--n-samples-per-prompt", "2"),
     ]
 
 
@@ -182,7 +182,7 @@ def end(recipe: Path, flags: list[str], name: str) -> tuple[int, str, float]:
     began = time.monotonic()
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "slime_core", "train", str(recipe), *flags, "--run-name", name),
+            *(sys.executable, "-m", "slime_core", "train", str(recipe), *flags, "--run-name", name, "--rollout-timeout-s", "3"),
             *("--custom-generate-function-path", f"hostile_generators:{name}"),
         ],
         capture_output=True, text=True, timeout=120,

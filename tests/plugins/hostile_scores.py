@@ -15,7 +15,7 @@ NAMES = (
 #: Flags of a run that survives them: two samples a group, a deadline and a limit of memory.
 FLAGS = (
     "--label-key", "label", "--no-rollout-shuffle", "--rm-type", "hostile_scores:reward", "--n-samples-per-prompt", "2",
-    "--reward-workers", "2", "--reward-timeout-s", "3", "--reward-memory-gb", "2", "--eval-interval", "none",
+    "--reward-workers", "2", "--reward-timeout-s", "6", "--reward-memory-gb", "2", "--eval-interval", "none",
     "--num-rollout", "4",
 )  # fmt: skip
 

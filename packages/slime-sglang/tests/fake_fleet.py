@@ -35,7 +35,7 @@ WATCHED = {
     "rollout_health_check_timeout": 30,
 }
 #: For what hangs. It is found by a deadline, which whatever is well has to meet, also on a busy machine.
-HANGING = WATCHED | {"rollout_health_check_interval": 0.2, "rollout_health_check_timeout": 2}
+HANGING = WATCHED | {"rollout_health_check_interval": 0.2, "rollout_health_check_timeout": 5}
 
 
 @asynccontextmanager

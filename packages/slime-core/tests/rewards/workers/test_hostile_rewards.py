@@ -15,8 +15,10 @@ from slime_core.samples import Sample
 pytestmark = pytest.mark.timeout(120)
 HERE = Path(__file__).parents[2]
 HOSTILE = runpy.run_path(str(HERE / "hostile_rewards.py"))["HOSTILE"]
-TIMEOUT_S = 1.0
-IN_TIME_S = TIMEOUT_S + 5.0
+#: Far from what an innocent sample takes: beside busy processes its process has been seen to stand still for a second.
+TIMEOUT_S = 5.0
+#: Most seconds for a failure that the deadline does not bring, and most that one takes beyond the deadline which does.
+IN_TIME_S, LATE_S = 6.0, 5.0
 ALONE = [name for name, (_, _, more) in HOSTILE.items() if not more]
 GROUPS = [name for name, (_, _, more) in HOSTILE.items() if more]
 #: Those that say nothing until they are missed, or that others' samples may suffer from.
@@ -110,7 +112,8 @@ def assert_bounded(names, results):
         assert result.kind in HOSTILE[name][1], (name, result)
         assert result.message.startswith(f"sample {i}: reward hostile_rewards:reward "), (name, result)
         result.message.encode()
-        assert seconds < IN_TIME_S, (name, seconds)
+        limit_s = TIMEOUT_S + LATE_S if result.kind == "deadline" else IN_TIME_S
+        assert seconds < limit_s, (name, seconds)
         assert isinstance(fine, Reward), (name, fine)
         assert fine.score == 1000 + i
 
