@@ -255,6 +255,30 @@ def test_programs_can_run_side_by_side_in_threads():
     assert results == {0: "0", 1: "1", 2: "2"}
 
 
+@pytest.mark.parametrize("n_open", [3, 50, *range(194, 206), *range(250, 258), 1020, 1100])
+def test_it_does_not_matter_how_many_files_the_process_has_open(n_open):
+    """Nor has the program any of them, among which are the pipes of the sandbox itself."""
+    program = """
+        import os
+        for number in range(1200):
+            try: os.fstat(number)
+            except OSError: continue
+            print(number)
+    """
+    source = f"""
+        import os, resource, textwrap
+        from slime_rm.code.sandbox.running import run
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        while (last := os.open(os.devnull, os.O_RDONLY)) < {n_open}: pass
+        os.close(last)
+        print(run({{"main.py": textwrap.dedent({program!r})}}, "main.py").stdout.split())
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "['0', '1', '2']\n"
+
+
 def test_where_isolation_is_not_to_be_had_nothing_is_run(tmp_path):
     source = f"""
         from slime_rm.code.sandbox.filter import forbid

@@ -90,7 +90,7 @@ def _serve(descriptor: int) -> NoReturn:
 
 def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int, int]) -> NoReturn:
     """Confine this fork and do the job that standard input gives. What it shares with others does not count as its memory."""
-    from slime_rm.code.sandbox.confine import REPORT, confine
+    from slime_rm.code.sandbox.confine import MOST_DESCRIPTORS, REPORT, confine
 
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGUSR1:
         signal.signal(number, signal.SIG_DFL)
@@ -98,7 +98,7 @@ def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int
     for each, place in zip(away, (0, 1, 2, REPORT, _ANSWER), strict=True):
         os.dup2(each, place)
     os.closerange(3, REPORT)
-    os.closerange(_ANSWER + 1, 1024)
+    os.closerange(_ANSWER + 1, MOST_DESCRIPTORS)
     if "gpu" in order:
         del order["limits"]["RLIMIT_AS"]
     else:

@@ -18,6 +18,7 @@ from typing import IO, Any, Literal
 
 from slime_core.errors import RewardError
 
+from slime_rm.code.sandbox.confine import MOST_DESCRIPTORS
 from slime_rm.code.sandbox.drivers import FILES
 
 _PACKAGES = str(Path(__file__).parents[3])
@@ -129,8 +130,9 @@ def run(
 def _start(order: int, report: int) -> subprocess.Popen[bytes]:
     """Start `confine` with the order and the report as descriptors 3 and 4."""
     boot = (
-        f"import os, sys; os.dup2({order}, 200); os.dup2({report}, 201); os.closerange(3, 200); "
-        "os.dup2(200, 3); os.dup2(201, 4); os.closerange(5, 256); "
+        # Copies get the lowest free numbers, that of the order first: to write 3 never takes away the report.
+        f"import os, sys; order, report = os.dup({order}), os.dup({report}); os.dup2(order, 3); os.dup2(report, 4); "
+        f"os.closerange(5, {MOST_DESCRIPTORS}); "
         f"sys.path.append({_PACKAGES!r}); from slime_rm.code.sandbox.confine import main; main()"
     )
     return subprocess.Popen(
