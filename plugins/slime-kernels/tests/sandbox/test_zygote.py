@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 
 import pytest
 from slime_core.runtime.processes.tree import descendants
 from slime_kernels.judge.evaluator import EvaluatorSettings
+from slime_kernels.sandbox.fork_server import CandidateServer
 from slime_kernels.timing.gpus import KernelDevice
 
 #: What calls CUDA in torch and Triton. A process that has called it cannot be forked from any more.
@@ -59,6 +62,38 @@ def test_no_process_to_fork_from_has_a_device_open(fork_server):
     assert len(processes) == 2
     opened = [os.readlink(file) for pid in processes for file in Path(f"/proc/{pid}/fd").iterdir()]
     assert not [file for file in opened if file.startswith("/dev/nvidia")]
+
+
+def open_in_a_job(server):
+    """Descriptors that a job has."""
+    look = """
+import json, os
+def is_open(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+raise ValueError(json.dumps([number for number in range(1300) if is_open(number)]))
+"""
+    header = {"code": look, "shapes": [{"n": 1}]}
+    answer = server.call("interpret", "facts", header, limits=EvaluatorSettings().limits, gpu=None)
+    return json.loads(answer.header["error"]["text"])
+
+
+def test_a_job_has_no_descriptor_of_a_server_whose_process_has_many(fork_server):
+    """Among them is the socket by which jobs are asked for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while held.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        many = CandidateServer()
+        held.callback(many.close)
+        found = open_in_a_job(many)
+    assert found == open_in_a_job(fork_server)
+    assert max(found) < 10
 
 
 LOOK = """

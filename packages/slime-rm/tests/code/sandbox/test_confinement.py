@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from slime_rm.code.sandbox.running import Limits, run
+from slime_rm.code.sandbox.running import Limits, SandboxError, follow, run
 
 pytestmark = pytest.mark.timeout(600)
 CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
@@ -277,6 +277,14 @@ def test_it_does_not_matter_how_many_files_the_process_has_open(n_open):
         [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=True
     )
     assert ended.stdout == "['0', '1', '2']\n"
+
+
+def test_a_confinement_that_ends_without_a_word_is_told_from_one_that_is_late():
+    reported, report = os.pipe()
+    os.close(report)
+    with open(os.devnull, "wb") as feed, pytest.raises(SandboxError, match="ended before the program began"):
+        follow(lambda: None, reported, {}, feed=feed, stdin=b"", wall_s=1.0)
+    os.close(reported)
 
 
 def test_where_isolation_is_not_to_be_had_nothing_is_run(tmp_path):

@@ -90,15 +90,18 @@ def _serve(descriptor: int) -> NoReturn:
 
 def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int, int]) -> NoReturn:
     """Confine this fork and do the job that standard input gives. What it shares with others does not count as its memory."""
-    from slime_rm.code.sandbox.confine import MOST_DESCRIPTORS, REPORT, confine
+    from slime_rm.code.sandbox.confine import REPORT, confine
 
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGUSR1:
         signal.signal(number, signal.SIG_DFL)
     away = [fcntl.fcntl(each, fcntl.F_DUPFD, _AWAY) for each in descriptors]
     for each, place in zip(away, (0, 1, 2, REPORT, _ANSWER), strict=True):
         os.dup2(each, place)
-    os.closerange(3, REPORT)
-    os.closerange(_ANSWER + 1, MOST_DESCRIPTORS)
+    # The sockets have the numbers that they had where this server was started.
+    for each in map(int, os.listdir("/proc/self/fd")):
+        if each > 2 and each not in (REPORT, _ANSWER):
+            with contextlib.suppress(OSError):  # that of the folder that was listed
+                os.close(each)
     if "gpu" in order:
         del order["limits"]["RLIMIT_AS"]
     else:

@@ -26,8 +26,6 @@ from slime_rm.code.sandbox.filter import forbid
 from slime_rm.code.sandbox.watch import go_first, watch
 
 ORDER, REPORT = 3, 4
-#: Above any descriptor: Linux lets a process have so many (`fs.nr_open`).
-MOST_DESCRIPTORS = 1 << 20
 NOBODY = 65534
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -203,7 +201,7 @@ def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[i
         for last in sorted({starting, *kept}):
             os.closerange(first, last)
             first = last + 1
-        os.closerange(first, MOST_DESCRIPTORS)
+        os.closerange(first, 1024)
         forbid(for_driver=order["for_driver"])
         become(starting, order)
     except BaseException as error:

@@ -18,7 +18,6 @@ from typing import IO, Any, Literal
 
 from slime_core.errors import RewardError
 
-from slime_rm.code.sandbox.confine import MOST_DESCRIPTORS
 from slime_rm.code.sandbox.drivers import FILES
 
 _PACKAGES = str(Path(__file__).parents[3])
@@ -130,9 +129,9 @@ def run(
 def _start(order: int, report: int) -> subprocess.Popen[bytes]:
     """Start `confine` with the order and the report as descriptors 3 and 4."""
     boot = (
-        # Copies get the lowest free numbers, that of the order first: to write 3 never takes away the report.
-        f"import os, sys; order, report = os.dup({order}), os.dup({report}); os.dup2(order, 3); os.dup2(report, 4); "
-        f"os.closerange(5, {MOST_DESCRIPTORS}); "
+        # Nothing else is open, so the copies are low, and that of the report is not 3: it is still there when 4 is made of it.
+        f"import os, sys; order, report = os.dup({order}), os.dup({report}); os.close({order}); os.close({report}); "
+        "os.dup2(order, 3); os.dup2(report, 4); os.closerange(5, 16); "
         f"sys.path.append({_PACKAGES!r}); from slime_rm.code.sandbox.confine import main; main()"
     )
     return subprocess.Popen(
@@ -323,7 +322,10 @@ def _followed(report: bytes, ending: Ending | None, ready: bool, output: dict[in
         ready or "memory" in said
     ):  # who is killed at once has not told that it was ready
         told = b"".join(output.values()).decode(errors="replace").strip()[-300:]
-        why = said.get("error") or told or "it did not start in time"
+        silent = (
+            "it did not start in time" if ending == "time" else "its process ended before the program began"
+        )
+        why = said.get("error") or told or silent
         raise SandboxError(f"the sandbox cannot isolate a program here ({why}); nothing was run")
     if "memory" in said:
         ending = "memory"
