@@ -8,15 +8,17 @@ import hashlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import threading
 
 import numpy as np
 import pytest
-from slime_core.errors import CheckpointError
+from slime_core.errors import CheckpointError, Interrupted
 from slime_core.files.checksums import PIECE, damages, read_manifest, seal
 from slime_core.rundir import checkpoint
 from slime_core.rundir.checkpoint import Checkpoints
+from slime_core.runtime.stop import Stop
 from slime_core.testing.tabular import TabularTrainer
 
 
@@ -47,6 +49,11 @@ def save(folder, *steps, trainer=None, keep=2):
             await checkpoints.save(step, {"a": step})
 
     asyncio.run(main())
+
+
+async def turns(n):
+    for _ in range(n):
+        await asyncio.sleep(0)
 
 
 def names(folder):
@@ -247,6 +254,26 @@ def test_the_next_save_waits_for_the_one_in_the_background(tmp_path):
         assert "step_000002" in names(tmp_path)
         await checkpoints.complete(wait=True)
         assert names(tmp_path) == ["step_000002", "step_000004"]
+
+    asyncio.run(main())
+
+
+def test_a_run_that_is_interrupted_while_its_last_checkpoint_is_completed_keeps_it(tmp_path):
+    async def main():
+        trainer, stop = Trainer(), Stop()
+        checkpoints = Checkpoints(tmp_path, trainer, keep=2, in_background=True, held=stop.held)
+        trainer.may_write.clear()
+        await checkpoints.save(2, {})
+        ending = asyncio.ensure_future(stop.obey("the run", checkpoints.complete(wait=True)))
+        await turns(5)
+        stop.ask(Interrupted(signal.SIGTERM))
+        await turns(5)  # in which work that is cancelled would end
+        assert names(tmp_path) == [".tmp_step_000002"]
+
+        trainer.may_write.set()
+        with pytest.raises(Interrupted):
+            await ending
+        assert names(tmp_path) == ["step_000002"]
 
     asyncio.run(main())
 

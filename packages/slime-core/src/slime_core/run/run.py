@@ -357,6 +357,7 @@ class Run(GeneratingHalf):
             in_background=section.async_save,
             save_hf=section.save_hf,
             timeout_s=self.settings.train.train_timeout_s,
+            held=self.stop.held,
         )
 
     async def _log_step(self, step: int) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,7 @@ class Checkpoints:
         in_background: whether the run continues while a checkpoint is written.
         save_hf: path of the Hugging Face folder that is written before each checkpoint, with `{step}` or `{rollout_id}`.
         timeout_s: longest that writing one may take, seconds.
+        held: opens a block in which the run is not cancelled; completing a checkpoint is one.
     """
 
     def __init__(
@@ -160,9 +161,11 @@ class Checkpoints:
         in_background: bool,
         save_hf: str | None = None,
         timeout_s: float = 7200.0,
+        held: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._folder, self._trainer, self._keep = folder, trainer, keep
         self._in_background, self._save_hf, self._timeout_s = in_background, save_hf, timeout_s
+        self._held = held
         self._begun: int | None = None
         self._sealing: asyncio.Future[None] | None = None
 
@@ -209,7 +212,8 @@ class Checkpoints:
             DeadlineError: it was not written in time.
         """
         if self._begun is not None:
-            await self._in_time(self._begun, self._complete(wait=wait))
+            with self._held():
+                await self._in_time(self._begun, self._complete(wait=wait))
 
     async def _in_time(self, step: int, work: Awaitable[None]) -> None:
         await within(self._timeout_s, f"the checkpoint after step {step} (--train-timeout-s)", work)
