@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 from slime_core.config.sections import RewardSection, RolloutSection
 from slime_core.config.settings import Settings
-from slime_core.errors import DataError, SampleError
+from slime_core.errors import DataError, DeadlineError, SampleError
 from slime_core.protocols import Completion, EngineCapabilities
 from slime_core.rollout.admission import Bounded, Job, Jobs, Waves
 from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.dispatcher import Dispatcher
 from slime_core.rollout.generators.single_turn import single_turn
-from slime_core.rollout.group import leftovers, training_params
+from slime_core.rollout.group import fail, failure_of, leftovers, training_params
 from slime_core.rollout.user_hooks import RolloutHooks
 from slime_core.rundir.events import EventLog
 from slime_core.runtime.virtual_time import run_in_virtual_time
@@ -138,6 +138,85 @@ def test_no_sample_is_older_than_the_bound_and_every_prompt_is_used_once(bound, 
     assert set(accounted(prompts, batches, dispatcher)) == set(range(prompts.taken))
     assert set(accounted(prompts, batches, dispatcher).values()) == {1}
     assert {index for batch in batches for index in batch}.isdisjoint(range(0, 10**4, 3))
+
+
+def test_a_group_that_is_scored_while_requests_are_ended_is_decided_on_and_not_generated_or_scored_again():
+    """Responses take 1 s, rewards 7 s, and weights come after 5 s: each update meets the rewards of a batch. One in four fails."""
+    scored = []
+
+    class Scored(Prompts):
+        async def score(self, samples, *, evaluation):
+            await asyncio.sleep(7)
+            for sample in samples:
+                scored.append(sample.index)
+                sample.reward = 0.0
+                if sample.index % 4 == 1:
+                    fail(sample, "the reward service is full")
+
+        def drop_reason(self, group):
+            return failure_of(group)
+
+    prompts = Scored(lambda seed: 1)
+    prompts.scorer = object()
+    admission = Bounded(max_staleness=1, in_completion_order=True)
+    driving = drive(prompts, admission, steps=8, mode="continue")
+    (batches, _, dispatcher), _ = run_in_virtual_time(driving)
+    assert prompts.dropped == [index for index in scored if index % 4 == 1]
+    assert sorted(scored) == sorted(set(scored))
+    assert set(accounted(prompts, batches, dispatcher).values()) == {1}
+
+
+def test_a_generator_that_does_not_return_for_an_update_of_the_weights_is_ended_by_the_deadline():
+    async def waits(ctx, sample, params):
+        await asyncio.sleep(10**6)  # a tool without a timeout
+
+    prompts = Prompts(lambda seed: 1, section={"rollout_timeout_s": 50})
+    prompts.generate = waits
+
+    async def update():
+        dispatcher = Dispatcher(prompts, last_step=2)
+        dispatcher.admission = Bounded(max_staleness=1)
+        async with dispatcher.open():
+            filling = asyncio.ensure_future(dispatcher.next(2))
+            await asyncio.sleep(1)
+            try:
+                async with dispatcher.interrupted():
+                    pass
+            finally:
+                filling.cancel()
+
+    told = r"weights of step 1: ending what is in flight \(--rollout-timeout-s\): not done after 50 s"
+    with pytest.raises(DeadlineError, match=told):
+        run_in_virtual_time(update())
+
+
+def test_a_state_of_a_group_in_flight_is_not_changed_by_a_generator_that_appends_in_place():
+    half = asyncio.Event()
+
+    async def appends(ctx, sample, params):
+        sample.tokens += [1, 1]
+        sample.rollout_log_probs, sample.loss_mask = [-1.0, -1.0], [1, 1]
+        sample.response_length += 2
+        half.set()
+        await asyncio.sleep(1)
+        sample.status = Status.COMPLETED
+        return sample
+
+    prompts = Prompts(lambda seed: 1)
+    prompts.generate = appends
+
+    async def snapshot():
+        dispatcher = Dispatcher(prompts, last_step=2)
+        dispatcher.admission = Bounded(max_staleness=1)
+        async with dispatcher.open():
+            filling = asyncio.ensure_future(dispatcher.next(1))
+            await half.wait()
+            filling.cancel()
+            return dispatcher.snapshot()()
+
+    state, _ = run_in_virtual_time(snapshot())
+    (held,) = [group for group in state["groups"] if group["samples"][0]["index"] == 0]
+    assert (held["samples"][0]["tokens"], held["samples"][0]["response_length"]) == ([0], 0)
 
 
 def test_a_young_group_that_is_done_first_leaves_older_ones_their_places():

@@ -21,8 +21,9 @@ from slime_core.rollout.group import copied, fresh, oldest_version, run_group
 from slime_core.rollout.user_hooks import KEPT_DESPITE
 from slime_core.rundir.events import DISPATCHER
 from slime_core.runtime.busy import Busy
+from slime_core.runtime.deadline import within
 from slime_core.runtime.eager import start_now
-from slime_core.samples import Group
+from slime_core.samples import Group, Status
 
 
 class Dispatcher:
@@ -121,12 +122,21 @@ class Dispatcher:
 
     @asynccontextmanager
     async def interrupted(self) -> AsyncIterator[None]:
-        """End the requests in flight before the block, and go on from their tokens after it."""
+        """End the requests in flight before the block, and go on from their tokens after it.
+
+        Raises:
+            DeadlineError: a generator did not return within `rollout_timeout_s`.
+        """
         is_open, self._is_open = self._is_open, False
-        jobs, groups = await self._end_requests()
-        self._tell("groups_interrupted", numbers=[job.number for job in jobs])
+        ending = self._end_requests()
+        what = f"weights of step {self.jobs.next_step - 1}: ending what is in flight (--rollout-timeout-s)"
+        jobs, groups = await within(self._section.rollout_timeout_s, what, ending, waits_for_others=True)
         for job, group in zip(jobs, groups, strict=True):
             job.given, job.group = copied(group), group
+            job.is_finished = all(sample.status is not Status.ABORTED for sample in group)
+            if job.is_finished:
+                self._tell_of("group_finished", job)
+        self._tell("groups_interrupted", numbers=[job.number for job in jobs if not job.is_finished])
         yield
         self._waiting += jobs
         self._is_open = is_open
@@ -199,7 +209,10 @@ class Dispatcher:
     def _admit(self) -> None:
         waiting, self._waiting = self._waiting, []
         for job in waiting:
-            self._start(job)
+            if job.is_finished:  # while the requests of others were being ended
+                self._decide(job)
+            else:
+                self._start(job)
         while n := min(self.admission.wanted(self.jobs), self._room()):
             self._count_wave()
             for group in self._run.take(int(n)):

@@ -82,7 +82,7 @@ async def run_sample(
         sample: to generate, or to go on with.
         params: how it is drawn.
     """
-    if sample.status in (Status.COMPLETED, Status.TRUNCATED):
+    if sample.status not in (Status.PENDING, Status.ABORTED):
         return [sample]
     if sample.session_id is None:
         sample.session_id = _session_id(run.settings.rollout.rollout_seed, sample.index or 0)
@@ -187,8 +187,10 @@ def copied(group: Group) -> Group:
     """Return the group as it is now: what generators do to its samples later leaves the copies as they are."""
     copies = [copy.copy(sample) for sample in group]
     for one in copies:
-        if one.loss_mask is not None:
-            one.loss_mask = list(one.loss_mask)
+        one.tokens = one.tokens[:]
+        for column in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+            if (values := getattr(one, column)) is not None:
+                setattr(one, column, values[:])
         one.weight_versions = one.weight_versions.copy()
         one.weight_version_starts = one.weight_version_starts.copy()
         one.metadata = one.metadata.copy()

@@ -208,15 +208,16 @@ class Run(GeneratingHalf):
         await self.devices.for_update()
         section = self.settings.train
         ends = section.update_weights_in_flight == "continue"
-        with self._held("update_weights"):
+        with self.timed("update_weights"):
             async with self.dispatcher.interrupted() if ends else contextlib.nullcontext():
-                await sync_weights(
-                    self.trainer,
-                    self.engine,
-                    version=str(version),
-                    timeout_s=section.weight_sync_timeout_s,
-                    transport=self.transport,
-                )
+                with self.stop.held():
+                    await sync_weights(
+                        self.trainer,
+                        self.engine,
+                        version=str(version),
+                        timeout_s=section.weight_sync_timeout_s,
+                        transport=self.transport,
+                    )
         self.devices.weights_arrived()
         if midway:  # the engine generates
             await self.devices.for_engine()
@@ -234,8 +235,7 @@ class Run(GeneratingHalf):
         await self._log_step(step)
         self._keep_state()  # before the save, too: a run that is asked to end here does not begin it
         await self.checkpoints.complete(wait=False)
-        last = self.done_steps == self.num_steps
-        if self.settings.checkpoint.due(self.done_steps, last=last):
+        if self.settings.checkpoint.due(self.done_steps, last=self.done_steps == self.num_steps):
             await self.save(self.done_steps)
         self.events.hand_over()
         self._step_began = now()
