@@ -283,6 +283,23 @@ def test_a_flag_that_chooses_the_reward_takes_the_place_of_what_a_recipe_chose(
     assert choices(load_settings([str(path)], [], registry=registry_of())).rewards == chosen
 
 
+@pytest.mark.parametrize(
+    ("table", "flags", "chosen"),
+    [
+        ("num_rollout = 45", ["--num-epoch", "3"], (None, 3)),
+        ("num_epoch = 3", ["--num-rollout", "45"], (45, None)),
+        ("num_rollout = 45\nnum_epoch = 3", [], (45, 3)),
+    ],
+)
+def test_a_flag_for_the_length_of_a_run_takes_the_place_of_what_a_recipe_chose(
+    registry_of, recipe, tmp_path, table, flags, chosen
+):
+    path = tmp_path / "length.toml"
+    path.write_text(f"[run]\n{table}\n")
+    run = load_settings([recipe, str(path)], flags, registry=registry_of()).run
+    assert (run.num_rollout, run.num_epoch) == chosen
+
+
 def test_weights_beside_a_reward_or_its_options_are_refused(load, registry_of):
     weights = ["--rm-weights", '{"a": 1.0}']
     found = [str(p) for p in check_settings(load("--rm-type", "b", *weights), registry_of())]
@@ -306,18 +323,22 @@ def test_toml_of_settings_loads_to_the_same_settings(load, registry_of, tmp_path
 
 def test_what_toml_lacks_survives_it(install, registry_of, recipe, tmp_path):
     source = (
+        "from typing import Any\n"
         "from slime_core.config.base import SectionModel\n"
         "from slime_core.plugins.hooks import Section, hookimpl\n"
         "class Acme(SectionModel):\n    size: int | None = 3\n    sort: str | None = None\n"
+        "    turns: list[dict[str, Any]] = []\n"
         "@hookimpl\ndef slime_config_sections():\n    return [Section('acme', Acme)]\n"
         "CONVENTIONS = {'acme': {'size': 4, 'sort': 'theirs'}}\n"
     )
     points = "[slime]\nacme = acme_none\n[slime.numerics]\ntheirs = acme_none:CONVENTIONS\n"
     install("acme", points, acme_none=source)
+    turns = [{"role": "assistant", "content": None}, {"role": "user", "content": "5?"}]
     flags = ["--numerics", "theirs", "--acme-size", "none", "--set", "acme.sort=none"]
+    flags += ["--acme-turns", *map(json.dumps, turns)]
     options = {"x": None, "y": [1, {"z": None}], "none": "none"}
     settings = load_settings([recipe], [*flags, "--rm-args", json.dumps(options)], registry=registry_of())
-    assert settings.section_of("acme") == {"size": None, "sort": None}
+    assert settings.section_of("acme") == {"size": None, "sort": None, "turns": turns}
     path = tmp_path / "again.toml"
     path.write_text(settings.to_toml())
     again = load_settings([str(path)], [], registry=registry_of())

@@ -148,3 +148,10 @@ def test_shaping_is_added_to_rewards_before_the_transform_and_not_to_raw_rewards
     b = batch([[sample(0, n=1, reward=2.0), sample(1, n=3)]], shaping=lambda lengths: -1.0 * lengths)
     assert b.rewards.tolist() == [1.0, -2.0]
     assert b.raw_rewards.tolist() == [2.0, 1.0]
+
+
+def test_shaping_does_not_count_what_an_environment_put_in():
+    turns = sample(0, n=1)
+    turns.append_response([7, 7], trainable=False)
+    b = batch([[turns, sample(1, n=3)]], shaping=lambda lengths: -1.0 * lengths)
+    assert b.rewards.tolist() == [0.0, -2.0]

@@ -28,8 +28,8 @@ class EvalSet(SectionModel):
 
     path: Text
     """File of its prompts."""
-    weight: Positive = 1.0
-    """Share of the set in the run's accuracy, among the sets; all samples count alike where no set has one."""
+    weight: Positive | None = None
+    """Share of the set in the run's accuracy, among the sets, 1 where others have one; all samples count alike where none has."""
     rm_type: str | None = None
     """Reward, by name."""
     custom_rm_path: str | None = None

@@ -132,7 +132,7 @@ class Settings:
         )
 
     def to_toml(self) -> str:
-        """Return all values as a recipe. What TOML lacks is a string: `none`, and a table with a null in it as JSON."""
+        """Return all values as a recipe. What TOML lacks is a string: `none`, and a table or list with a null in it as JSON."""
         tables = {name: section.model_dump(mode="json") for name, section in self.sections.items()}
         return tomli_w.dumps(
             {name: {key: _for_toml(value) for key, value in table.items()} for name, table in tables.items()}
@@ -142,7 +142,7 @@ class Settings:
 def _for_toml(value: Any) -> Any:
     if value is None:
         return "none"
-    return json.dumps(value) if isinstance(value, dict) and _holds_none(value) else value
+    return json.dumps(value) if _holds_none(value) else value
 
 
 def _holds_none(value: Any) -> bool:

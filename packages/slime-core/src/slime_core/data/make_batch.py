@@ -39,7 +39,7 @@ def make_batch(
         reducer: loss reducer, its options bound.
         reward_key: entry of a reward dict that is the score.
         reward_parts: entries of reward dicts that the estimator reads; each is transformed by itself.
-        shaping: from response lengths to what they add to the rewards, before `transform`.
+        shaping: from the numbers of response tokens that were generated to what they add to the rewards, before `transform`.
         memory: of the arrays; new memory when not given.
         convert: a user's conversion of the samples; see `data.conversion`.
 
@@ -57,7 +57,7 @@ def make_batch(
     c = columns(samples, reward_key=reward_key, reward_parts=reward_parts, memory=memory)
     scored = c.raw_rewards.astype(np.float64)
     if shaping is not None:
-        scored += shaping(np.diff(c.response_offsets))
+        scored += shaping(np.array([sample.generated_length for sample in samples]))
     steps = optimizer_steps(c.rollout_ids, global_batch_size=global_batch_size)
     return TrainBatch(
         step=step,

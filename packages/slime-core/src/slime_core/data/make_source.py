@@ -46,6 +46,8 @@ def make_eval_source(build: BuildContext) -> DataSource | None:
     """Return the held-out prompts of a run, None where it has none; raises as `make_source` does."""
     section = build.settings.eval
     if section.eval_interval is None:
+        if has_sets(section) or section.eval_data_source_path is not None:
+            logger.warning("evaluation sets are given, and no --eval-interval: nothing is evaluated")
         return None
     if not has_sets(section) and section.eval_data_source_path is None:
         return None  # the function of `eval_function_path`, or of the rollout, has its own; `checks.settings` refuses others
@@ -57,11 +59,10 @@ def make_eval_source(build: BuildContext) -> DataSource | None:
     return source
 
 
-def prompts_of(source: DataSource) -> list[Sample]:
-    """Return the prompts that a source holds; none of one that makes them as they are asked for."""
-    return (
-        [sample for _, sample in source.prompts()] if isinstance(source, PromptSource | MixedSource) else []
-    )
+def prompts_of(source: DataSource) -> Iterator[Sample]:
+    """Yield the prompts that a source holds, each as it is made; none of one that makes them as they are asked for."""
+    if isinstance(source, PromptSource | MixedSource):
+        yield from (sample for _, sample in source.prompts())
 
 
 def check_prompts(source: DataSource, build: BuildContext) -> None:

@@ -18,8 +18,8 @@ def overlong_penalty(
     −factor · clip((length − (max_response_len − overlong_buffer_len)) / overlong_buffer_len, 0, 1).
 
     Args:
-        response_lengths: [N] tokens of each response, those of an environment included.
-        max_response_len: most tokens of a response.
+        response_lengths: [N] tokens of each response that were generated: `max_response_len` does not count an environment's.
+        max_response_len: most generated tokens of a response.
         overlong_buffer_len: tokens over which the reward falls.
         overlong_penalty_factor: what a response of full length loses.
 

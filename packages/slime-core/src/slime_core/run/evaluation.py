@@ -11,9 +11,9 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.errors import DataError, RewardError, SampleError
 from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
 from slime_core.rollout.context import RolloutRun
-from slime_core.rollout.group import run_group
+from slime_core.rollout.group import failure_of, run_group
 from slime_core.run.metrics import evaluation_metrics
-from slime_core.samples import Group, Sample
+from slime_core.samples import Group, Sample, Status
 
 
 async def evaluate_groups(
@@ -41,7 +41,7 @@ async def evaluate_groups(
 
     Raises:
         SampleError: the function returned something else than groups of samples by the name of their set.
-        RewardError: a sample has no reward because that failed.
+        RewardError: a sample has no reward because that failed, and `on_reward_error` is `stop`, or no group of a set has any.
     """
     threshold = run.settings.eval.eval_pass_threshold
     if source is not None:
@@ -52,10 +52,7 @@ async def evaluate_groups(
     finished = [group for groups in by_name.values() for group in groups]
     write(finished)
     key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
-    for sample in (sample for group in finished for sample in group):
-        if sample.failure is not None:
-            raise RewardError(f"{sample.name} (evaluation): {sample.failure}")
-    metrics: Metrics = {}
+    by_name, metrics = _without_failed(by_name, drops=run.settings.reward.on_reward_error == "drop")
     for name, members in by_name.items():
         metrics |= evaluation_metrics(name, members, reward_key=key, threshold=threshold)
     metrics |= more
@@ -66,6 +63,22 @@ async def evaluate_groups(
     return metrics, _accuracy(run, by_name, key)
 
 
+def _without_failed(
+    by_name: Mapping[str, Sequence[Group]], *, drops: bool
+) -> tuple[dict[str, list[Group]], Metrics]:
+    """Return the groups without a failed sample, and how many others there are, if any; raises if none may be left out."""
+    kept: dict[str, list[Group]] = {}
+    metrics: Metrics = {}
+    for name, groups in by_name.items():
+        kept[name] = [group for group in groups if failure_of(group) is None]
+        if n := len(groups) - len(kept[name]):
+            failed = next(one for group in groups for one in group if one.status is Status.FAILED)
+            if not drops or not kept[name]:
+                raise RewardError(f"{failed.name} (evaluation): {failed.failure}")
+            metrics[f"eval/{name}/reward_errors"] = float(n)
+    return kept, metrics
+
+
 def _accuracy(run: RolloutRun, by_name: Mapping[str, Sequence[Group]], key: str | None) -> float:
     """Return the share of samples that are solved: of all, or where sets have weights the weighted mean of the sets'."""
     threshold = run.settings.eval.eval_pass_threshold
@@ -74,8 +87,9 @@ def _accuracy(run: RolloutRun, by_name: Mapping[str, Sequence[Group]], key: str 
         solved = [sample.reward_value(key) >= threshold for group in groups for sample in group]
         rates[name], sizes[name] = sum(solved) / len(solved), len(solved)
     sets = {} if run.settings.eval.eval_config is None else eval_sets(run.settings, run.registry)
-    given = {name: sets[name].weight if name in sets else 1.0 for name in rates}
-    weights = given if any(weight != 1.0 for weight in given.values()) else sizes
+    given = {name: sets[name].weight if name in sets else None for name in rates}
+    weighs = any(weight is not None for weight in given.values())
+    weights = {name: given[name] or 1.0 if weighs else sizes[name] for name in rates}
     return sum(weights[name] * rate for name, rate in rates.items()) / sum(weights.values())
 
 

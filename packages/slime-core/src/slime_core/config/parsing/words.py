@@ -56,18 +56,20 @@ def value_of(annotation: Any, words: Sequence[str]) -> Any:
 
 
 def recipe_value(annotation: Any, value: Any) -> Any:
-    """Return a recipe's value, in which text may stand for what TOML lacks: none, a path, a table with a null in it."""
+    """Return a recipe's value, in which text may stand for what TOML lacks: none, a path, a table or list with a null in it."""
     if not isinstance(value, str):
         return value
     kinds = list(_kinds(annotation))
     if NoneType in kinds and value.lower() == "none":
         return None
     for kind in kinds:
-        if kind is Path or (get_origin(kind) or kind) is dict:
-            try:
+        try:
+            if kind is Path or (get_origin(kind) or kind) is dict:
                 return _read(kind, value)[1]
-            except ValueError:
-                pass  # it is refused as the text that it is
+            if get_origin(kind) is list and any(get_origin(each) is dict for each in get_args(kind)):
+                return parse_json(value)
+        except ValueError:
+            pass  # it is refused as the text that it is
     return value
 
 

@@ -45,7 +45,7 @@ class RunSection(SectionModel):
     num_rollout: Count | None = None
     """Number of steps (rollout and train); needed unless `num_epoch` is given."""
     num_epoch: Count | None = None
-    """Number of passes over the prompts, when `num_rollout` is not given."""
+    """Number of passes over the prompts, when `num_rollout` is not given with it, or after it."""
 
 
 class ModelSection(SectionModel):

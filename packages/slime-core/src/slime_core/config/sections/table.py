@@ -29,7 +29,10 @@ CORE_SECTIONS: dict[str, type[SectionModel]] = {
 }
 
 #: Settings that choose one thing: of several the last one given, in recipes and then flags, is taken.
-RIVALS = (("reward", ("rm_type", "custom_rm_path", "rm_weights")),)
+RIVALS = (
+    ("reward", ("rm_type", "custom_rm_path", "rm_weights")),
+    ("run", ("num_rollout", "num_epoch")),
+)
 
 #: Other spellings of flags, from the reference system's older guides.
 ALIASES = {

@@ -1,0 +1,90 @@
+"""What an evaluation makes of its groups: samples whose reward failed, and sets with weights; worked out by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from slime_core.config.sections import EvalSection, RewardSection
+from slime_core.config.settings import Settings
+from slime_core.errors import RewardError
+from slime_core.rollout.group import fail
+from slime_core.rollout.user_hooks import RolloutHooks
+from slime_core.run.evaluation import evaluate_groups
+from slime_core.samples import Sample, Status
+
+
+def group(index, *rewards):
+    samples = []
+    for reward in rewards:
+        sample = Sample(index=index, tokens=[0, 1], response_length=1, reward=reward, status=Status.COMPLETED)
+        if reward is None:
+            fail(sample, f"sample {index}: the judge is down")
+        samples.append(sample)
+    return samples
+
+
+@pytest.fixture
+def evaluated(registry_of):
+    """Return the metrics and the accuracy of sets of groups."""
+
+    def evaluated(by_name, *, eval_config=None, on_reward_error="stop"):
+        sections = {
+            "eval": EvalSection(eval_config=eval_config),
+            "reward": RewardSection(on_reward_error=on_reward_error),
+        }
+        run = SimpleNamespace(
+            settings=Settings(sections, {}, {}), registry=registry_of(), user_hooks=RolloutHooks()
+        )
+
+        async def function(run, step, source):
+            return by_name
+
+        written = []
+        evaluation = evaluate_groups(run, None, step=3, start={}, write=written.extend, function=function)
+        metrics, accuracy = asyncio.run(evaluation)
+        assert len(written) == sum(map(len, by_name.values()))  # failed ones, too
+        return metrics, accuracy
+
+    return evaluated
+
+
+def test_a_prompt_whose_reward_failed_is_left_out_where_such_are_dropped(evaluated):
+    by_name = {
+        "sums": [group(0, 1.0, 0.0), group(1, 1.0, None), group(2, 1.0, 1.0)],
+        "words": [group(3, 0.0)],
+    }
+    metrics, accuracy = evaluated(by_name, on_reward_error="drop")
+    assert metrics["eval/sums"] == 0.75
+    assert metrics["eval/sums-pass@2"] == 1.0
+    assert metrics["eval/sums/reward_errors"] == 1.0
+    assert "eval/words/reward_errors" not in metrics
+    assert accuracy == 3 / 5
+
+
+def test_a_failed_reward_is_raised_where_such_stop_a_run_or_nothing_is_left(evaluated):
+    told = r"sample 1 \(evaluation\): sample 1: the judge is down"
+    with pytest.raises(RewardError, match=told):
+        evaluated({"sums": [group(0, 1.0), group(1, None)]})
+    with pytest.raises(RewardError, match=told):
+        evaluated({"sums": [group(0, 1.0)], "words": [group(1, None)]}, on_reward_error="drop")
+
+
+@pytest.mark.parametrize(
+    ("weights", "accuracy"),
+    [((None, None), 1 / 4), ((1.0, 1.0), 1 / 2), ((1.0, None), 1 / 2), ((3.0, None), 3 / 4)],
+)
+def test_sets_that_were_given_weights_count_by_them_and_others_by_their_samples(
+    evaluated, tmp_path, weights, accuracy
+):
+    """Of `short` its one sample is solved, of `long` none of three."""
+    file = tmp_path / "sets.toml"
+    file.write_text(
+        "".join(
+            f'[[eval.datasets]]\nname = "{name}"\npath = "-"\n' + (f"weight = {weight}\n" if weight else "")
+            for name, weight in zip(("short", "long"), weights, strict=True)
+        )
+    )
+    by_name = {"short": [group(0, 1.0)], "long": [group(1, 0.0), group(2, 0.0), group(3, 0.0)]}
+    assert evaluated(by_name, eval_config=str(file))[1] == pytest.approx(accuracy)
