@@ -82,6 +82,18 @@ def test_chunks_of_tokens_change_nothing_beyond_rounding():
         torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6 * whole.abs().max().item())
 
 
+def test_no_token_has_a_gradient_of_zero_of_the_weight():
+    """And not none: where ranks add gradients up during the backward pass, Megatron's hooks refuse a rank without one."""
+    from slime_megatron.model.log_probs import token_log_probs
+
+    weight, hidden = torch.ones(50, 12, requires_grad=True), torch.empty(0, 12, requires_grad=True)
+    log_probs, _ = token_log_probs(hidden, weight, torch.empty(0, dtype=torch.int64))
+    log_probs.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.equal(torch.zeros(50, 12))
+    assert hidden.grad is not None
+
+
 @pytest.mark.parametrize("chunk_tokens", [4096, 3], ids=["whole", "chunks of 3 tokens"])
 def test_squared_probabilities_add_up_to_those_of_softmax(inputs, chunk_tokens):
     from slime_megatron.model.log_probs import sum_pi_squared

@@ -320,6 +320,16 @@ def test_gradients_that_are_added_up_during_the_backward_pass_are_the_same_bits(
         assert all(one[name].equal(other[name]) for name in one)
 
 
+def test_a_context_parallel_rank_without_response_tokens_trains(ranks, cut_models):
+    """The first rank has the end of each sequence, and so every response; gradients are added up as on CUDA."""
+    flags = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}
+    common = {"folder": cut_models["qwen3_moe"], "batch": make_batch(lengths=((20, 1), (20, 1), (19, 1)))}
+    common["train"] = {"max_tokens_per_gpu": 40}
+    _, wanted, _ = ranks.run("train", 1, megatron={}, **common)[0]
+    _, found, _ = ranks.run("train", 2, megatron=CONTEXT | {"megatron_args": flags}, **common)[0]
+    assert largest_difference(found, wanted, relative=True) <= 1e-5
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["mtp_model", "latent_mtp_model"])
 def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, kind, request):
