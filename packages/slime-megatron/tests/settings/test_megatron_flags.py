@@ -66,6 +66,9 @@ def test_a_misspelt_flag_of_megatron_is_refused_with_the_nearest_name():
         (["--attention-backend", "flash"], "attention over packed rows"),
         (["--attention-softmax-in-fp32"], "softmax is always in float32"),
         (["--moe-single-grouped-weight"], "moe_grouped_gemm, which is what experts do"),
+        (["--overlap-param-gather"], "weights that each rank has whole when an optimizer step ends"),
+        (["--overlap-param-gather-with-optimizer-step"], "weights that each rank has whole"),
+        (["--use-megatron-fsdp"], "weights that each rank has whole"),
     ],
 )
 def test_flags_that_cannot_be_followed_say_why(flags, wanted):

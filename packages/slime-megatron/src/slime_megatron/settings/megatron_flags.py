@@ -38,6 +38,11 @@ _NO_TE_GROUPS = (
     "moe_grouped_gemm, which is what experts do: others of Megatron's grouped products are TransformerEngine's",
     "drop the flag",
 )
+_WHOLE_AFTER_A_STEP = (
+    "weights that each rank has whole when an optimizer step ends: then they are sent to the engine, saved, and swapped for "
+    "those of other roles",
+    "drop the flag",
+)
 #: Flag that is not followed -> what is wanted in its place, and what to do.
 _REFUSED = {
     "num_layers_per_virtual_pipeline_stage": _NO_VIRTUAL,
@@ -47,6 +52,10 @@ _REFUSED = {
     "mtp_hybrid_override_pattern": _NO_MTP,
     "mtp_standalone": _NO_MTP,
     "mtp_use_repeated_layer": _NO_MTP,
+    **dict.fromkeys(
+        ("overlap_param_gather", "overlap_param_gather_with_optimizer_step", "use_megatron_fsdp"),
+        _WHOLE_AFTER_A_STEP,
+    ),
     **dict.fromkeys(
         (
             *(

@@ -40,6 +40,7 @@ MEGATRONS: Mapping[str, Fate] = {
         (
             "overlap_grad_reduce",
             "overlap_param_gather",
+            "overlap_param_gather_with_optimizer_step",
             "tp_comm_overlap",
             "delay_wgrad_compute",
             "overlap_moe_expert_parallel_comm",
