@@ -292,16 +292,16 @@ def test_routes_that_are_not_the_models_are_refused(cut_models, routed_batch, ch
         (("--use-routing-replay", "--keep-old-actor"), "megatron.use_routing_replay: found it beside"),
         (("--moe-router-load-balancing-type", "sinkhorn"), "moe_router_load_balancing_type: found sinkhorn"),
         (("--moe-aux-loss-coeff", "0.1", "0.2"), "found 2 for 1 of moe_router_load_balancing_type"),
-        (
+        *(
             (
-                "--launcher",
-                "ray",
-                "--pipeline-model-parallel-size",
-                "2",
-                "--use-routing-replay",
-                "--moe-layer-recompute",
-            ),
-            "moe_layer_recompute: found it beside pipeline_model_parallel_size 2",
+                ("--launcher", "ray", "--pipeline-model-parallel-size", "2", reads, "--moe-layer-recompute"),
+                "moe_layer_recompute: found it beside pipeline_model_parallel_size 2",
+            )
+            for reads in ("--use-routing-replay", "--moe-router-enable-expert-bias")
+        ),
+        *(
+            ((replays, "--moe-router-fusion"), "moe_router_fusion: found it beside use_routing_replay or")
+            for replays in ("--use-routing-replay", "--use-rollout-routing-replay")
         ),
     ],
 )

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: What balances experts and is right for packed rows of several sizes.
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
 
+#: Flags under which a router reads which tokens its micro-batch has.
+_PER_MICRO_BATCH = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_enable_expert_bias")
+
 #: Optional fields of `TokenView` that a critic fills where it is in processes of its own.
 _KNOWN_TO_CRITIC = frozenset(
     {"new_values", "rollout_log_probs", "staleness", "teacher_log_probs", "total_lengths", "values"}
@@ -201,17 +204,23 @@ def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator
             "both: without the second the bias of routers stays as it is",
         )
     replayed = section.use_routing_replay or section.use_rollout_routing_replay
+    if replayed and flags.get("moe_router_fusion"):
+        yield Problem(
+            "megatron.megatron_args.moe_router_fusion",
+            "it beside use_routing_replay or use_rollout_routing_replay",
+            "one of them: TransformerEngine's kernel chooses experts itself, and replays nothing",
+        )
     modules = flags.get("recompute_modules", [])
     again = "moe_layer_recompute" if flags.get("moe_layer_recompute") else "recompute_modules"
     stages = section.pipeline_model_parallel_size
     if (
         stages > 1
-        and (replayed or {"moe_aux_loss_coeff", "moe_z_loss_coeff"} & set(flags))
+        and (replayed or any(flags.get(name) for name in _PER_MICRO_BATCH))
         and (flags.get("moe_layer_recompute") or "moe" in modules)
     ):
         yield Problem(
             f"megatron.megatron_args.{again}",
-            f"it beside pipeline_model_parallel_size {stages} and losses or replayed routes of routers",
+            f"it beside pipeline_model_parallel_size {stages} and losses, bias updates or replayed routes of routers",
             "whole layers: a router alone, computed again, would not know of which micro-batch",
             "use --recompute-granularity full",
         )
