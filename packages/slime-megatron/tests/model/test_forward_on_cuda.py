@@ -1,7 +1,7 @@
 """The model's forward pass over a micro-batch of the device cuda, whose tensors have no data: needs no GPU, and computes nothing.
 
 Operations are those without gradient: with it there are more, and torch's autograd wants a real device for its backward pass.
-Experts themselves are left out: how many tokens each gets, which Megatron asks the device for, is not known without data.
+Experts are those of one rank: Megatron's dispatchers for several ask the device how many tokens each gets.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ def test_a_micro_batch_waits_for_nothing_and_a_layer_launches_so_much(make_learn
     attention = 1 if any("varlen_attn" in str(operation) for operation in found[1]) else 18
     assert of_a_layer - attention <= 15
     assert len(found[1]) - of_a_layer <= 13
+
+
+def test_a_micro_batch_of_experts_that_one_rank_has_waits_for_nothing(make_learner, cut_models):
+    found = operations_of(make_learner(folder=cut_models["qwen3_moe"], bf16=True))
+    assert found.count("_grouped_mm") == 2 * found.count("nonzero_static") > 0
 
 
 @pytest.mark.parametrize("action", [None, "record", "replay"])

@@ -41,7 +41,8 @@ class LocalDispatcher(MoETokenDispatcher):
         self._shape = tokens.shape
         chosen = routing_map.t().contiguous()
         counts = chosen.sum(1)
-        experts, token_of_row = chosen.nonzero(as_tuple=True)
+        n_rows = len(routing_map) * self.config.moe_router_topk  # else the host would wait to count them
+        experts, token_of_row = torch.nonzero_static(chosen, size=n_rows).unbind(1)
         gate_of_row = token_of_row * len(chosen) + experts
         if not tokens.is_cuda:
             counts, (token_of_row, gate_of_row) = _filled(
