@@ -177,7 +177,8 @@ class _TokenLogProbs(torch.autograd.Function):
                     d_weight = part
                 else:  # in float32: rounded once, however many chunks there are
                     d_weight = part.float() if d_weight is None else d_weight.add_(part)
-        if not chunks and ctx.needs_input_grad[1]:  # not None, which Megatron's hooks refuse where ranks overlap
+        if not chunks and ctx.needs_input_grad[1]:
+            # Not None: Megatron's hook refuses that where ranks add gradients up during the backward pass.
             d_weight = torch.zeros_like(weight)
         return d_hidden, None if d_weight is None else d_weight.to(weight), *[None] * 6
 
