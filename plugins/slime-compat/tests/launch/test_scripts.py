@@ -125,6 +125,13 @@ def test_what_cannot_be_followed_is_refused_by_name(words, problems, more, messa
     )
 
 
+@pytest.mark.parametrize("flag", ["overlap_param_gather", "overlap_param_gather_with_optimizer_step"])
+def test_flags_that_slime_itself_refuses_are_dropped_where_they_change_no_number(words, registry, flag):
+    translation = translation_of(words("qwen3-4B", "--" + flag.replace("_", "-")), registry)
+    assert flag not in translation.flags
+    assert any("nothing to do: what of communication" in str(note) for note in translation.notes)
+
+
 def test_a_folder_of_another_layout_is_refused(words, problems, tmp_path):
     (tmp_path / "model.pt").touch()
     (problem,) = problems(words("qwen3-4B", "--load", str(tmp_path)))

@@ -50,7 +50,6 @@ _CHANGES_SIZES = frozenset(
         "num_layers",
         "optimizer_cpu_offload",
         "pipeline_model_parallel_layout",
-        "use_megatron_fsdp",
         "use_precision_aware_optimizer",
     }
 )
