@@ -20,6 +20,8 @@ from rank_learners import (
     moments_of,
     weights_of,
 )
+from rank_shares import checkpoint_bytes as checkpoint_bytes
+from rank_shares import train_aligned as train_aligned
 from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
 from slime_core.protocols import Columns

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.enums import Fp4Recipe, Fp8Recipe
+from megatron.core.fp4_utils import get_fp4_align_size
+from megatron.core.fp8_utils import get_fp8_align_size
 from slime_core.config.build import Rank
 from slime_core.errors import TrainerError
 from torch import Tensor
@@ -29,6 +32,16 @@ def device() -> torch.device:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
+
+
+def token_alignment(section: MegatronSection) -> int:
+    """Return of what the number of tokens of a rank must be a multiple: of 1, but for products of float8 or float4."""
+    flags = section.megatron_args
+    if "fp4_format" in flags:
+        return int(get_fp4_align_size(flags.get("fp4_recipe", Fp4Recipe.nvfp4)))
+    if "fp8_format" in flags:
+        return int(get_fp8_align_size(flags.get("fp8_recipe", Fp8Recipe.delayed)))
+    return 1
 
 
 def _check_gpu(rank: Rank) -> None:
@@ -87,8 +100,9 @@ class World:
             context=parallel_state.get_context_parallel_group()
             if section.context_parallel_size > 1
             else None,
-            multiple=section.tensor_model_parallel_size if section.sequence_parallel else 1,
+            parts=section.tensor_model_parallel_size if section.sequence_parallel else 1,
             part=parallel_state.get_tensor_model_parallel_rank() if section.sequence_parallel else 0,
+            alignment=token_alignment(section),
         )
         #: Whether this rank reports for its data-parallel replica: other ranks of it compute the same.
         self._reports = (

@@ -15,15 +15,22 @@ class TokenSplit:
 
     context: dist.ProcessGroup | None = None
     """The context-parallel group, whose ranks have zigzag chunks of each sequence; None without context parallelism."""
-    multiple: int = 1
-    """The number of tokens must be a multiple of this: the tensor-parallel size under sequence parallelism, else 1."""
+    parts: int = 1
+    """Into how many equal parts tensor-parallel ranks cut a row: as many as there are under sequence parallelism, else 1."""
     part: int = 0
-    """Which of these equal parts this rank has, from 0."""
+    """Which of them this rank has, from 0."""
+    alignment: int = 1
+    """The number of tokens of a part must be a multiple of this."""
 
     def own_part(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the part of a row that sequence parallelism gives to this rank."""
-        size = len(row) // self.multiple
+        size = len(row) // self.parts
         return row[self.part * size : (self.part + 1) * size]
+
+    @property
+    def multiple(self) -> int:
+        """The number of tokens of a row must be a multiple of this."""
+        return self.parts * self.alignment
 
     @property
     def max_padding(self) -> int:
