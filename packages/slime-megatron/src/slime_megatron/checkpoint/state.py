@@ -23,7 +23,13 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from slime_megatron.checkpoint.unpickling import first_line, read_index
 from slime_megatron.importing import quiet
 from slime_megatron.model.lora import shard_adapters
-from slime_megatron.optim.first_state import fill_moments, fill_steps, inner_optimizers, own_steps
+from slime_megatron.optim.first_state import (
+    counts_for_each,
+    fill,
+    fill_steps,
+    inner_optimizers,
+    own_steps,
+)
 from slime_megatron.optim.optimizer import (
     MASTERS,
     SHARDING,
@@ -34,6 +40,7 @@ from slime_megatron.optim.optimizer import (
     load_optimizer,
     parts_of,
     rearranged,
+    step_of,
 )
 from slime_megatron.optim.skipped_steps import SkippedSteps
 from slime_megatron.optim.weight_sets import WeightSets
@@ -152,14 +159,7 @@ def load(state: TrainerState, folder: Path) -> None:
         saved = converted(loaded["optimizer"], state.optimizer, shares=state.shares_optimizer)
     else:
         saved = rearranged(loaded["optimizer"], state.optimizer)
-    if state.shares_optimizer:
-        level_steps(saved)
-    else:
-        _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
-    load_optimizer(state.optimizer, saved)
-    if state.shares_optimizer:
-        for each in inner_optimizers(state.optimizer):
-            own_steps(each)
+    _set_optimizer(state, saved)
     if state.weight_sets is not None:
         for role, weights in loaded.get("roles", {}).items():
             state.weight_sets.restore(role, weights)
@@ -170,6 +170,18 @@ def load(state: TrainerState, folder: Path) -> None:
     state.scheduler.step(0)
     _tell_changes(description, hyperparameters(state.optimizer, state.scheduler))
     _set_rng_state(loaded["rng"])
+
+
+def _set_optimizer(state: TrainerState, saved: dict[Any, Any]) -> None:
+    """Restore an optimizer from what was read, arranged as it arranges its state. Collective over the world."""
+    if not state.shares_optimizer:
+        _complete_parts(saved, state.optimizer)
+        load_optimizer(state.optimizer, saved)
+        return
+    level_steps(saved)
+    load_optimizer(state.optimizer, saved)
+    for inner in inner_optimizers(state.optimizer):
+        own_steps(inner)
 
 
 def _tell_changes(description: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -196,10 +208,9 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     model = state.model.module.sharded_state_dict(metadata=metadata)
     shard_adapters(model, state.model.module, data_parallel)
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
-        for inner in inner_optimizers(state.optimizer):
-            fill_moments(inner)
-            if state.shares_optimizer:
-                fill_steps(inner)
+        fill(state.optimizer)
+        for inner in inner_optimizers(state.optimizer) if state.shares_optimizer else ():
+            fill_steps(inner)
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
     for each in parts_of(optimizer):
         if not is_loading and not any(each.get(MASTERS, ())):
@@ -232,21 +243,26 @@ def _rename_masters(optimizer: dict[Any, Any], *, in_float32: bool) -> None:
         ]
 
 
-def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
+def _complete_parts(saved: dict[Any, Any], optimizer: MegatronOptimizer) -> None:
     """Give each optimizer what rank 0 does not know of it, which speaks for all: it may have no experts.
 
     Then it leaves out the lists of master weights, and the number of steps, as Megatron 0.19.2 does where that is 0.
-    Megatron looks for both when it loads.
+    Megatron looks for both when it loads. The number goes where this optimizer has it.
     """
     parts = parts_of(saved)
     if MASTERS in parts[0]:
         for each in parts:
             each.setdefault(MASTERS, [])
-    if counts_steps:
-        states = [each.get("optimizer", each)["state"] for each in parts]
-        step = next((state["common_step"] for state in states if "common_step" in state), torch.zeros(()))
-        for state in states:
-            state.setdefault("common_step", step)
+    if optimizer.config.optimizer != "adam":
+        return
+    step = step_of(saved)
+    for each in (part.get("optimizer", part) for part in parts):
+        if all(map(counts_for_each, inner_optimizers(optimizer))):
+            each["state"]["common_step"] = torch.tensor(step)
+        else:
+            each["state"].pop("common_step", None)
+            for group in each["param_groups"]:
+                group["step"] = int(step)
 
 
 def _rng_state() -> dict[str, Any]:

@@ -18,13 +18,31 @@ def inner_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer
     return [each.optimizer for each in optimizer.chained_optimizers if each.optimizer is not None]
 
 
+def counts_for_each(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the number of steps is in each parameter's state.
+
+    It is in those of torch's AdamW. TransformerEngine's FusedAdam, which Megatron takes where it is installed, has it in the
+    groups of parameters, a whole number, and refuses states that have it.
+    """
+    return isinstance(optimizer, torch.optim.Adam | HybridDeviceOptimizer)
+
+
+def fill(optimizer: MegatronOptimizer) -> None:
+    """Give all parameters the state that the first step would begin with; what has a state keeps it."""
+    for each in optimizer.chained_optimizers:
+        if each.optimizer is not None:
+            each.init_state_fn(each.optimizer, each.config)
+
+
 def fill_moments(optimizer: torch.optim.Optimizer, _config: OptimizerConfig | None = None) -> None:
     """Give AdamW's parameters moments of zero, and no step; what has a state keeps it."""
     for each in _parts(optimizer):
         for parameter in _parameters(each):
             if not each.state[parameter]:
-                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
+                names = ("exp_avg", "exp_avg_sq")
+                each.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+                if counts_for_each(each):
+                    each.state[parameter]["step"] = torch.zeros((), device=parameter.device)
     if isinstance(optimizer, HybridDeviceOptimizer):
         optimizer._sync_sub_optimizers_state_to_hdo()
 
@@ -34,7 +52,7 @@ def fill_steps(optimizer: torch.optim.Optimizer) -> None:
 
     Of ranks that share an optimizer's state one may have none of it, such as that of experts on a stage without any.
     """
-    if not any(True for _ in _parameters(optimizer)):
+    if counts_for_each(optimizer) and not any(True for _ in _parameters(optimizer)):
         nobody: Any = "no parameter"  # torch keeps the state of what is not a tensor, and reads nothing of it
         optimizer.state.setdefault(nobody, {"step": torch.zeros(())})
 
@@ -54,7 +72,8 @@ def own_steps(optimizer: torch.optim.Optimizer) -> None:
     """
     for each in _parts(optimizer):
         for parameter, values in each.state.items():
-            values["step"] = values["step"].clone()
+            if "step" in values:
+                values["step"] = values["step"].clone()
             if each is not optimizer:
                 values.update({name: value.to(parameter.device) for name, value in values.items()})
 

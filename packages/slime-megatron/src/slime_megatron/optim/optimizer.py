@@ -18,7 +18,7 @@ from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import TrainSection
 from slime_core.errors import CheckpointError
 
-from slime_megatron.optim.first_state import fill_moments, fill_momentum
+from slime_megatron.optim.first_state import counts_for_each, fill_moments, fill_momentum
 from slime_megatron.optim.loss_scaler import SharedLossScaler
 from slime_megatron.parallel import process_groups
 from slime_megatron.settings.derive import offloads_optimizer
@@ -80,8 +80,12 @@ def build_optimizer(
     if loss_scaler(optimizer) is not None:
         model.config.grad_scale_func = optimizer.scale_loss
     for each in optimizer.chained_optimizers:
-        if each.init_state_fn is None:  # Megatron 0.19.2 gives these none, and calls it when it loads
-            each.init_state_fn = fill_momentum if section.optimizer == "sgd" else fill_moments
+        if section.optimizer == "sgd":
+            each.init_state_fn = fill_momentum  # Megatron 0.19.2 gives it none, and calls it when it loads
+        elif each.optimizer is not None and counts_for_each(each.optimizer):
+            each.init_state_fn = (
+                fill_moments  # Megatron's own leaves steps out, without which torch takes none
+            )
     for group in optimizer.param_groups if section.optimizer == "adam" else ():
         group["fused"] = (
             True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
@@ -163,7 +167,7 @@ def level_steps(saved: dict[Any, Any]) -> None:
     All take the same steps, and rank 0, which speaks for all, may have no part of some.
     """
     groups = list(_groups_of(saved))
-    most = max(float(group.get("step") or 0) for group in groups)
+    most = max(int(group.get("step") or 0) for group in groups)
     for group in groups:
         group["step"] = most
 
@@ -247,7 +251,7 @@ def converted(saved: dict[Any, Any], optimizer: MegatronOptimizer, *, shares: bo
         optimizer: whose state it becomes.
         shares: whether it is a distributed one.
     """
-    number, scale = _step_of(saved), _first(saved, "grad_scaler")
+    number, scale = step_of(saved), _first(saved, "grad_scaler")
     several = len(optimizer.chained_optimizers) > 1
     found: dict[Any, Any] = {}
     for i, each in enumerate(optimizer.chained_optimizers):
@@ -284,7 +288,7 @@ def _as_plain(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, A
     return {"optimizer": found, MASTERS: state.get(MASTERS, [])} if in_half else found
 
 
-def _step_of(saved: Any) -> float:
+def step_of(saved: Any) -> float:
     """Return the number of optimizer steps that a saved state was made by."""
     step = _first(saved, "common_step")
     return float(_first(saved, "step") or 0) if step is None else float(step)
