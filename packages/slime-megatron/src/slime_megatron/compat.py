@@ -27,7 +27,7 @@ from slime_models.cpu import multiplies_bfloat16, product
 from slime_megatron.checkpoint import unpickling
 from slime_megatron.importing import importing
 from slime_megatron.parallel.uneven_parts import gather_uneven, scatter_uneven
-from slime_megatron.stand_ins import StandIn, Stream, refill
+from slime_megatron.stand_ins import StandIn, Stream, on_the_first_rank, refill, without_steps
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")
@@ -137,19 +137,6 @@ def _sizes_as_numbers(original: Any, hit: _Hit) -> Any:
             hit()
             return tensor.numpy()
         return original(tensor, as_numpy=as_numpy, **kwargs)
-
-    return replacement
-
-
-def _without_steps(original: Any, hit: _Hit) -> Any:
-    """Let a distributed optimizer load what has no number of steps for each parameter."""
-
-    @functools.wraps(original)
-    def replacement(self: Any, model_param: Any, tensors: dict[str, Any]) -> Any:
-        if "step" not in tensors:
-            hit()
-            tensors = {**tensors, "step": None}
-        return original(self, model_param, tensors)
 
     return replacement
 
@@ -310,7 +297,13 @@ REDIRECTS = (
     Redirect(
         "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
         "torch's AdamW counts steps for each parameter, Megatron's checkpoint for all; without TE it looks for both",
-        _without_steps,
+        without_steps,
+        with_cuda=True,
+    ),
+    Redirect(
+        "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer.get_parameter_state_dp_zero",
+        "each rank gathers the state of all on its host, 12 bytes a parameter, and one of them writes it: ranks of a machine times that",
+        on_the_first_rank,
         with_cuda=True,
     ),
     Redirect(

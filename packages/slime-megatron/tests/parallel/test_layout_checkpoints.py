@@ -118,6 +118,14 @@ def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16,
     assert all(tensor.equal(shared[name]) for name, tensor in one.items())
 
 
+def test_one_of_the_ranks_that_share_the_optimizer_has_its_whole_state_on_the_host(ranks, cut_models):
+    """While it is saved, and while it is loaded: master weights and two moments, float32."""
+    found = ranks.run("checkpoint_bytes", 2, folder=cut_models["qwen3"], megatron=SHARED_STATE)
+    (n_numbers, first), (_, second) = found
+    assert first == [12 * n_numbers] * 2
+    assert second == [0, 0]
+
+
 def test_mtp_layers_resume_under_another_layout(ranks, mtp_model, tmp_path):
     on = {"enable_mtp_training": True} | WHOLE_STATE
     common = {"folder": mtp_model[1], "checkpoint": tmp_path, "moments": True}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
@@ -43,6 +44,7 @@ from slime_megatron.optim.optimizer import (
     step_of,
 )
 from slime_megatron.optim.skipped_steps import SkippedSteps
+from slime_megatron.optim.state_parts import share_out
 from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.settings.manifest import check_same, describe, read_description
 from slime_megatron.settings.section_roles import LoraSection
@@ -94,7 +96,8 @@ class TrainerState:
 def planned(state: TrainerState, folder: Path) -> AsyncRequest:
     """Return how Megatron is to write the state into a folder that all ranks see. Collective over the world.
 
-    Of several ranks only the CPU's random state is written, which is the same on all: training draws nothing.
+    Of several ranks only the CPU's random state is written, which is the same on all: training draws nothing. An optimizer's
+    state that data-parallel ranks share is gathered on the host of the first of them, 12 bytes a parameter, and written there.
     """
     sharded = _sharded(state, is_loading=False) | {"rng": _rng_state()}
     return dist_checkpointing.save(sharded, str(folder), async_sharded_save=True, async_strategy="mcore")
@@ -117,7 +120,8 @@ def described(state: TrainerState) -> dict[str, Any]:
 def load(state: TrainerState, folder: Path) -> None:
     """Restore what a `CheckpointWriter` wrote, under this or another parallel layout. Collective over the world.
 
-    Whether ranks shared the optimizer's state then, and whether they do now, makes no difference.
+    Whether ranks shared the optimizer's state then, and whether they do now, makes no difference. Where they do, the first of
+    them reads all of it, 12 bytes a parameter on its host, and sends each its part.
 
     Settings of the optimizer and its schedule are this trainer's: where they differ from those of the run that wrote the
     folder, the log says so. The schedule goes on at its step.
@@ -179,7 +183,10 @@ def _set_optimizer(state: TrainerState, saved: dict[Any, Any]) -> None:
         load_optimizer(state.optimizer, saved)
         return
     level_steps(saved)
+    tensors = [part.pop("param_state", {}) for part in parts_of(saved)]
     load_optimizer(state.optimizer, saved)
+    for each, whole in zip(state.optimizer.chained_optimizers, tensors, strict=True):
+        share_out(each, whole)
     for inner in inner_optimizers(state.optimizer):
         own_steps(inner)
 
@@ -213,6 +220,8 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
             fill_steps(inner)
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
     for each in parts_of(optimizer):
+        if each.get("param_state", ()) is None:  # of another rank than the first of those that share it
+            each["param_state"] = LocalNonpersistentObject({})
         if not is_loading and not any(each.get(MASTERS, ())):
             each.pop(
                 MASTERS, None
@@ -232,7 +241,8 @@ def _rename_masters(optimizer: dict[Any, Any], *, in_float32: bool) -> None:
     Where the model is in float32, a plain one has none of its own: weights are, and `converted` takes them.
     """
     for part in parts_of(optimizer):
-        for tensors in part.get("param_state", {}).values():
+        read = part.get("param_state", {})
+        for tensors in read.values() if isinstance(read, dict) else ():
             master = tensors.pop("param")
             if not in_float32:
                 key = master.key.replace(_SHARED_MASTER, _MASTER, 1)

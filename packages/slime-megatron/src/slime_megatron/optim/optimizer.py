@@ -264,10 +264,11 @@ def converted(saved: dict[Any, Any], optimizer: MegatronOptimizer, *, shares: bo
 
 def _as_shared(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, Any]:
     """Return the state of one distributed optimizer of those whose tensors were read."""
-    weights = (weight.detach() for buffer in optimizer.buffers for weight in buffer.param_index_map)
+    found = state.get("param_state", {})  # empty but on the first of the ranks that share it
+    weights = [weight.detach() for buffer in optimizer.buffers for weight in buffer.param_index_map]
     tensors = {
         key: {"param": weight, **read}
-        for weight, (key, read) in zip(weights, sorted(state.get("param_state", {}).items()), strict=True)
+        for weight, (key, read) in zip(weights if found else (), sorted(found.items()), strict=True)
     }
     groups = [{**group, "step": step} for group in optimizer.state_dict()["optimizer"]["param_groups"]]
     return {
