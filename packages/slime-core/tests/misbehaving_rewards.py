@@ -153,6 +153,18 @@ class AsyncJudge:
         return 2.0 + bonus
 
 
+class OneAtATime:
+    connections = 1
+
+    def __init__(self):
+        self._slots = asyncio.Semaphore(1)
+
+    async def __call__(self, sample):
+        async with self._slots:
+            await asyncio.sleep(2)
+        return 1.0
+
+
 judge = AsyncJudge()
 not_a_function = 3
 

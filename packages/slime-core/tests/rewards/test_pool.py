@@ -222,6 +222,16 @@ def test_async_rewards_run_at_the_same_time_in_this_process():
     assert {result.score for result in asyncio.run(main())} == {float(os.getpid())}
 
 
+def test_the_time_of_an_async_reward_starts_when_it_may_be_called():
+    """Four take two seconds each, one after the other: the last is done after eight, each within its five."""
+
+    async def main():
+        async with pool_of("OneAtATime", timeout_s=5.0) as pool:
+            return await asyncio.gather(*[pool.score(Sample()) for _ in range(4)])
+
+    assert [result.score for result in asyncio.run(main())] == [1.0] * 4
+
+
 def test_an_object_with_an_async_call_is_async():
     (result,) = scores("judge", [""], options={"bonus": 0.5})
     assert result.score == 2.5

@@ -43,7 +43,7 @@ def test_a_trl_function_scores_one_sample(trl_file):
 def test_a_trl_function_gets_columns_ids_and_messages(trl_file):
     sample = Sample(
         prompt=[{"role": "user", "content": "2+2?"}],
-        response="4",
+        response="4<|im_end|>",  # TRL decodes without special tokens
         label="4",
         tokens=[1, 2, 3],
         response_length=2,
@@ -58,7 +58,7 @@ def test_a_text_prompt_may_be_given_as_conversation(trl_file):
 
 
 def test_a_trl_function_sees_its_whole_group(trl_file):
-    group = [Sample(response="ab"), Sample(response="abcd")]
+    group = [Sample(response="ab</s>"), Sample(response="abcd<|im_end|>\n")]
     assert TrlGroupReward(path=trl_file, function="relative")(group) == [0.5, 1.0]
 
 

@@ -138,7 +138,10 @@ def scored(samples):
 def test_a_response_is_scored_by_the_tasks_own_rewards_and_metrics():
     right, cut, loud = source(eval_size=1).take(1)[0][0], *source(eval_size=1).take(1)[0]
     right.response, right.status = " 2 ", Status.COMPLETED
-    cut.response, cut.status = "four", Status.TRUNCATED
+    cut.response, cut.status = (
+        "four<|endoftext|>",
+        Status.TRUNCATED,
+    )  # special tokens are no part of a message
     loud.response, loud.status = "boom", Status.COMPLETED
     *results, failure, stranger = scored([right, cut, loud, Sample(index=7)])
     # 2 · right + 1/2 · 1/length

@@ -50,6 +50,7 @@ def test_a_verl_row_may_hold_its_truth_where_verl_has_it(verl_file):
 def test_another_function_of_a_verl_file_gets_its_arguments(verl_file):
     reward = VerlReward(path=verl_file, function="scaled", reward_kwargs={"scale": 2.0}, data_source="x")
     assert reward(Sample(response="abc")) == 6.0
+    assert reward(Sample(response="abc<|im_end|>")) == 6.0  # verl decodes without special tokens
     assert VerlReward(path=verl_file, function="later", data_source="x")(Sample()) is True
 
 

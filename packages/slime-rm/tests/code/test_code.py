@@ -81,6 +81,17 @@ def test_only_the_first_tests_run_when_so_asked():
     assert graded("print(4)", DOUBLE, max_tests=1).score == 1.0
 
 
+def test_a_program_that_never_ends_does_not_take_the_time_of_all_its_tests():
+    tests = {"inputs": ["1\n"] * 60, "outputs": ["2"] * 60}
+    grade = graded("while True: pass", tests, wall_s=1.0, total_s=2.0)
+    assert (grade.score, grade.parts, grade.details["passed"]) == (0.0, {"share": 0.0}, 0)
+    assert grade.details["failures"][0].startswith("test 0: out of time")
+    assert (
+        grade.details["failures"][4]
+        == "test 4: not run: the tests before took the 2 s of all (total_s, max_tests)"
+    )
+
+
 @pytest.mark.parametrize(
     "label",
     [

@@ -197,3 +197,13 @@ def test_special_tokens_at_the_end_are_no_part_of_the_response():
     assert score("I am done<|im_end|>\n", end, [{"end_phrase": "I am done"}]).score == 1.0
     assert score("I am <|im_end|> done", ["format:no_whitespace"]).score == 0.0
     assert score("<|im_end|>", ["punctuation:no_comma"]).score == 0.0
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(
+    "unit", ["\n", " ", "* ", "**a", "*a ", "Dr. ", "P.S. ", "```", "\n\n", "(", "<<a", "1,"]
+)
+def test_a_response_that_repeats_itself_without_end_is_read_once(unit):
+    """A policy that fell into a loop writes such. Read once it takes a second, in squares minutes."""
+    for name, arguments, _, _ in CASES:
+        assert score("Hi **" + unit * (200_000 // len(unit)), [name], [arguments]).score in (0.0, 1.0)

@@ -7,6 +7,7 @@ import copy
 import pickle
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -38,7 +39,8 @@ class RewardPool:
     A sync reward runs in worker processes, at most one call each; a call waits for a free worker, and its
     time starts when it has one. A worker that misses a deadline is killed with everything that the reward
     started, and another one takes its place. An async reward runs on the event loop: it may be called many
-    times at once, and one that blocks instead of awaiting blocks the trainer too.
+    times at once, as often as the attribute `connections` of an object says where it has one, and the time of a further call starts
+    when it may be called; one that blocks instead of awaiting blocks the trainer too.
 
     A reward is a function of the sample, or a class that is built once a process from the options and whose
     objects are called with the sample; one on the event loop may have a method `close()`, `async` or not, for the end.
@@ -83,6 +85,7 @@ class RewardPool:
             else workers_of(self._setup, workers)
         )
         self._call: Callable[[Any], Any] | None = None
+        self._slots: AbstractAsyncContextManager[None] = nullcontext()
         self._state = "new"
 
     @property
@@ -100,6 +103,8 @@ class RewardPool:
             if await self._supervisor.start():
                 target = import_reward(self._setup.reference, self._setup.options)
                 self._call = build_reward(target, self._setup.options)
+                if (most := getattr(self._call, "connections", None)) is not None:
+                    self._slots = asyncio.Semaphore(most)
         except BaseException:
             await self.close()
             raise
@@ -146,7 +151,8 @@ class RewardPool:
         """Return one outcome a sample, and the seconds that the call took."""
         self._check_open()
         if self._call is not None:
-            return await self._run_on_loop(self._call, subject, count)
+            async with self._slots:
+                return await self._run_on_loop(self._call, subject, count)
         try:
             payload = pickle.dumps(subject, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # metadata may hold anything

@@ -10,6 +10,7 @@ from slime_core.errors import RewardError
 from slime_core.samples import Group, Sample
 
 from slime_rm.adapters.loading import load_function
+from slime_rm.text.ending import up_to_special_tokens
 
 
 class TrlGroupReward:
@@ -67,7 +68,8 @@ class TrlGroupReward:
 
     def _completion(self, sample: Sample) -> Any:
         chat = isinstance(sample.prompt, list) if self._conversational is None else self._conversational
-        return [{"role": "assistant", "content": sample.response}] if chat else sample.response
+        response = up_to_special_tokens(sample.response)
+        return [{"role": "assistant", "content": response}] if chat else response
 
 
 class TrlReward:

@@ -11,6 +11,7 @@ from slime_core.rewards.results import Grade
 from slime_core.samples import Sample, Status
 
 from slime_rm.adapters.taskset import LoadedTaskset
+from slime_rm.text.ending import up_to_special_tokens
 
 ROW_KEY = "verifiers"
 """Key of `Sample.metadata` under which a task's data travels to the reward."""
@@ -43,7 +44,8 @@ class VerifiersReward:
                 f"{sample.name}: metadata has no {ROW_KEY!r}; use --data-source-path verifiers with this reward"
             )
         truncated = sample.status is Status.TRUNCATED
-        trace = asyncio.run(self._taskset.score(row, sample.response, truncated=truncated))
+        response = up_to_special_tokens(sample.response)
+        trace = asyncio.run(self._taskset.score(row, response, truncated=truncated))
         rewards = {f"reward_{name}": reward.score for name, reward in trace.rewards.items()}
         metrics = {f"metric_{name}": value for name, value in trace.metrics.items()}
         return Grade(score=trace.reward, parts=rewards | metrics)

@@ -11,6 +11,7 @@ from slime_core.errors import RewardError, SampleError
 from slime_core.samples import Sample
 
 from slime_rm.adapters.loading import load_function
+from slime_rm.text.ending import up_to_special_tokens
 
 
 class VerlReward:
@@ -54,7 +55,7 @@ class VerlReward:
             )
         result = self._function(
             data_source=data_source,
-            solution_str=sample.response,
+            solution_str=up_to_special_tokens(sample.response),
             ground_truth=_ground_truth(sample),
             extra_info=sample.metadata.get("extra_info") or {},
             **self._kwargs,

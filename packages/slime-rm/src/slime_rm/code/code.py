@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,7 @@ def code(
     sample: Sample,
     *,
     wall_s: float = 5.0,
+    total_s: float = 20.0,
     memory_mb: int = 512,
     processes: int = 8,
     max_tests: int | None = None,
@@ -57,11 +59,13 @@ def code(
     (`outputs.is_close`). The part `share` is the share of tests that are passed.
 
     Each test runs in a sandbox of its own (`sandbox.running`): no file of the machine, no network, no other process,
-    limits on everything. The wanted outputs never enter it. All tests of a sample share `--reward-timeout-s`.
+    limits on everything. The wanted outputs never enter it. Tests that have not begun within `total_s` are failed: a program
+    that never ends must not take the time that a reward has (`--reward-timeout-s`), which would stop the run.
 
     Args:
         sample: scored.
         wall_s: time of one test, seconds.
+        total_s: time in which all tests of a sample begin, seconds; with `wall_s` less than `--reward-timeout-s`.
         memory_mb: memory of all processes of one test together.
         processes: processes and threads at once.
         max_tests: run the first of the tests only.
@@ -75,12 +79,14 @@ def code(
     if program is None:
         return Grade(score=0.0, parts={"share": 0.0}, details={"why": "no fenced block of Python"})
     limits = Limits(wall_s=wall_s, cpu_s=int(wall_s) + 1, memory_bytes=memory_mb << 20, processes=processes)
-    failures = [
-        f"test {number}: {why}"
-        for number, test in enumerate(tests[:max_tests])
-        if (why := _failure(program, name, test, limits)) is not None
-    ]
-    count = len(tests[:max_tests])
+    begin, count, failures = time.monotonic(), len(tests[:max_tests]), []
+    for number, test in enumerate(tests[:max_tests]):
+        if time.monotonic() - begin > total_s:
+            late = f"not run: the tests before took the {total_s:g} s of all (total_s, max_tests)"
+            failures += [f"test {each}: {late}" for each in range(number, count)]
+            break
+        if (why := _failure(program, name, test, limits)) is not None:
+            failures.append(f"test {number}: {why}")
     return Grade(
         score=float(not failures),
         parts={"share": 1 - len(failures) / count},

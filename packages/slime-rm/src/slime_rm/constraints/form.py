@@ -10,8 +10,8 @@ from itertools import pairwise
 from slime_rm.constraints.units import count_is, sentences, words
 
 CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-_BULLET = re.compile(r"^\s*(?:\*(?!\*)|-(?!-))\s*\S", re.MULTILINE)
-_HIGHLIGHT = re.compile(r"\*\*[^*\n]*[^\s*][^*\n]*\*\*|(?<!\*)\*[^*\n]*[^\s*][^*\n]*\*(?!\*)")
+_BULLET = re.compile(r"^[^\S\n]*(?:\*(?!\*)|-(?!-))\s*\S", re.MULTILINE)
+_HIGHLIGHT = re.compile(r"\*\*[^\S\n]*[^\s*][^*\n]*\*\*|(?<!\*)\*[^\S\n]*[^\s*][^*\n]*\*(?!\*)")
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL | re.IGNORECASE)
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
 _NO_CAPITAL = frozenset(
@@ -69,7 +69,8 @@ def postscript(response: str, *, postscript_marker: str) -> bool:
     if not letters:
         raise ValueError(f"postscript_marker is {postscript_marker!r}; wanted letters, such as P.S.")
     return (
-        re.search(rf"^\s*{r'\.?\s?'.join(letters)}\b.*\S", response, re.IGNORECASE | re.MULTILINE) is not None
+        re.search(rf"^[^\S\n]*{r'\.?\s?'.join(letters)}\b.*\S", response, re.IGNORECASE | re.MULTILINE)
+        is not None
     )
 
 

@@ -22,15 +22,15 @@ def small_words(text: str) -> list[str]:
 
 def sentences(text: str) -> list[str]:
     """Return the sentences: they end at `.`, `!`, `?` before a blank, not after an abbreviation, or with their line."""
-    found: list[str] = []
+    found: list[list[str]] = []
     joins = False
     for piece in _SENTENCE_END.split(text):
         if joins:
-            found[-1] += f" {piece}"
+            found[-1].append(piece)
         elif words(piece):
-            found.append(piece.strip())
-        joins = bool(found) and bool(_ABBREVIATION.search(found[-1]))
-    return found
+            found.append([piece.strip()])
+        joins = bool(found) and bool(_ABBREVIATION.search(found[-1][-1]))
+    return [" ".join(pieces) for pieces in found]
 
 
 def paragraphs(text: str) -> list[str]:

@@ -33,7 +33,7 @@ class ClientSettings(SectionModel):
 
     connections: Count = 64
     """Most requests at once; further ones wait."""
-    request_timeout_s: Seconds = 60.0
+    request_timeout_s: Seconds = 20.0
     """Deadline of one try, seconds."""
     tries: Count = 5
     """How often a request is sent before it fails; only failures that another try may mend are tried again."""

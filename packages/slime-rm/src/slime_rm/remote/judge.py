@@ -80,6 +80,8 @@ class Judge:
             raise ConfigError(problems)
         self._settings = settings
         self._client = JsonClient(f"{str(settings.judge_url).rstrip('/')}/chat/completions", settings)
+        self.connections = settings.connections
+        """How many samples may wait for the judge at once."""
         self._request = {
             "model": settings.judge_model,
             "temperature": settings.temperature,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_core.config.base import Amount, Count, Seconds
+from slime_core.config.base import Amount, Count
 from slime_core.errors import ConfigError, Problem, RewardError
 from slime_core.samples import Sample
 
@@ -24,8 +24,6 @@ class RemoteRewardSettings(ClientSettings):
     """Longest that a sample waits for others to fill its batch, seconds."""
     send_metadata: bool = False
     """Send the sample's `metadata`, too."""
-    request_timeout_s: Seconds = 20.0
-    """Deadline of one try, seconds."""
 
 
 class RemoteReward:
@@ -54,6 +52,8 @@ class RemoteReward:
             )
         self._settings, self._url = settings, settings.rm_url
         self._client = JsonClient(settings.rm_url, settings)
+        self.connections = settings.connections * settings.batch_size
+        """How many samples may wait for the server at once."""
         self._batches = Batches(self._post, size=settings.batch_size, wait_s=settings.batch_wait_s)
 
     async def __call__(self, sample: Sample) -> float | dict[str, Any]:

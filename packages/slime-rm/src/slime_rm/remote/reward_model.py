@@ -68,6 +68,8 @@ class RewardModel:
         self._settings = settings
         self._url = f"{settings.reward_model_url.rstrip('/')}{path}"
         self._client = JsonClient(self._url, settings)
+        self.connections = settings.connections * settings.batch_size
+        """How many samples may wait for the model at once."""
         folder = settings.chat_template_from
         self._tokenizer = None if folder is None else _tokenizer(folder)
         self._first = "" if self._tokenizer is None else _put_first(self._tokenizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from slime_core.config.base import Seconds
 from slime_core.config.derive import run_folder
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem, RewardError, SampleError
@@ -18,6 +19,8 @@ class TeacherSettings(ClientSettings):
 
     opd_teacher_url: str | None = None
     """Address of the teacher's SGLang server, without a path; `served:NAME` is a model that the run serves."""
+    request_timeout_s: Seconds = 60.0
+    """Deadline of one try, seconds."""
 
 
 class ServedTeacher:
