@@ -270,6 +270,27 @@ def test_an_evaluation_has_a_folder_of_its_own_named_after_the_run(slime, letter
     assert not (tmp_path / "runs/letters-eval").exists()
 
 
+def test_an_evaluation_takes_a_runs_weights_whatever_the_training_data_is(slime, letters, tmp_path):
+    summary = train(
+        letters, "--num-rollout", "4", "--eval-prompt-data", "letters", str(tmp_path / "letters.jsonl")
+    )
+    (tmp_path / "three.jsonl").write_text("".join(f'{{"input": "{a}", "label": "x"}}\n' for a in "abc"))
+    other = [
+        "--prompt-data",
+        tmp_path / "three.jsonl",
+        "--eval-prompt-data",
+        "letters",
+        tmp_path / "letters.jsonl",
+    ]
+    load = ["--load", tmp_path / "runs/letters"]
+    done = slime("eval", letters, *other, *load)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["eval/letters-pass@1"] == summary["eval_after"]
+    trained = slime("train", letters, *other, *load, "--run-name", "other")
+    assert trained.returncode == 2
+    assert "resume with the data set" in trained.stderr
+
+
 @pytest.mark.parametrize(
     ("load", "name"),
     [

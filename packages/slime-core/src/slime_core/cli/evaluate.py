@@ -69,7 +69,7 @@ async def _evaluate(run: Run, *, of: str) -> Metrics:
     """Evaluate once, and leave metrics and a summary as a training run does."""
 
     async def evaluate() -> Metrics:
-        await start(run)
+        await start(run, trains=False)
         attach(run.registry, run.trackers)
         await run.sync_weights(run.done_steps)
         metrics = await run.evaluate(run.done_steps)

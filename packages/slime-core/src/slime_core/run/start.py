@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -45,10 +46,14 @@ class _State(BaseModel):
     begun: list[dict[str, Any]] = []
 
 
-async def start(run: Run) -> None:
+async def start(run: Run, *, trains: bool = True) -> None:
     """Start every part of an assembled run, and restore the checkpoint that it resumes from.
 
     Until that is accepted nothing is written that an earlier run left, and what is cheap to refuse is looked at first.
+
+    Args:
+        run: as it was assembled.
+        trains: whether it goes on with the checkpoint's data and groups, too; one that only evaluates has the weights and the step.
 
     Raises:
         CheckpointError: the checkpoint is of another model or other data, or incomplete.
@@ -64,7 +69,7 @@ async def start(run: Run) -> None:
     ):  # nothing is overwritten, and the folder is known for a run's from now on
         _record(run, goes_on=goes_on)
     if found is not None:
-        _restore(run, found)
+        _restore(run, found, trains=trains)
     logger.info("starting the trainer: the model is built and its weights are read", extra=ON_TERMINAL)
     with run.events.timed("start_trainer", lane=LOOP, step=run.done_steps):
         await run.trainer.start()
@@ -93,7 +98,7 @@ def _record(run: Run, *, goes_on: bool) -> None:
         run.is_recorded = True
 
 
-def _restore(run: Run, found: Checkpoint) -> None:
+def _restore(run: Run, found: Checkpoint, *, trains: bool) -> None:
     """Take on the state of a checkpoint but for the trainer's.
 
     Raises:
@@ -106,14 +111,8 @@ def _restore(run: Run, found: Checkpoint) -> None:
             raise Unreadable(f"step {state.step}, which the folder's name contradicts")
     except Unreadable as error:
         raise CheckpointError(f"{path}: found {error}; wanted the state that a save writes") from error
-    _restore_part(run.source, state.source, f"{path}: source")
-    _restore_part(run.buffer, state.buffer, f"{path}: buffer")
-    try:
-        run.restore_groups(dispatcher=state.dispatcher, ahead=state.ahead, begun=state.begun)
-    except (KeyError, TypeError, ValueError, SampleError) as error:
-        raise CheckpointError(
-            f"{path}: found groups in flight that cannot be read ({type(error).__name__}: {error}); wanted those of a save"
-        ) from error
+    if trains:
+        _restore_data(run, state, path)
     run.eval_before, run.eval_after, run.evaluated_at = (
         state.eval_before,
         state.eval_after,
@@ -126,6 +125,18 @@ def _restore(run: Run, found: Checkpoint) -> None:
     if is_own and state.unlogged is not None:
         run.unlogged = {name: math.nan if value is None else value for name, value in state.unlogged.items()}
     run.saved_at = found.step if is_own else None
+
+
+def _restore_data(run: Run, state: _State, path: Path) -> None:
+    """Take on where the prompts are, and the groups that were taken and not trained on."""
+    _restore_part(run.source, state.source, f"{path}: source")
+    _restore_part(run.buffer, state.buffer, f"{path}: buffer")
+    try:
+        run.restore_groups(dispatcher=state.dispatcher, ahead=state.ahead, begun=state.begun)
+    except (KeyError, TypeError, ValueError, SampleError) as error:
+        raise CheckpointError(
+            f"{path}: found groups in flight that cannot be read ({type(error).__name__}: {error}); wanted those of a save"
+        ) from error
 
 
 def _restore_part(part: DataSource | Buffer, state: dict[str, Any], where: str) -> None:
