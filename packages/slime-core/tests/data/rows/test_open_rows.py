@@ -1,6 +1,8 @@
 """Rows of data files: slices, line numbers, and messages that say what is wrong where."""
 
+import base64
 import hashlib
+import io
 import json
 import resource
 import sys
@@ -13,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from slime_core.data.media import image_of
 from slime_core.data.rows import jsonl
 from slime_core.data.rows.open_rows import open_rows, parse_spec, read_rows
 from slime_core.data.rows.record import Record
@@ -153,6 +157,21 @@ def saved(tmp_path):
         str(tmp_path / "saved")
     )
     return tmp_path / "saved"
+
+
+def test_images_of_a_dataset_are_the_bytes_of_their_files(tmp_path):
+    content = io.BytesIO()
+    Image.new("RGB", (2, 3), (255, 0, 0)).save(content, "png")
+    one = {"bytes": content.getvalue(), "path": None}
+    features = datasets.Features(
+        {"q": datasets.Value("string"), "image": datasets.Image(), "images": datasets.List(datasets.Image())}
+    )
+    columns = {"q": ["which colour?"], "image": [one], "images": [[one, one]]}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "saved"))
+    row = open_rows(f"hf:{tmp_path}/saved?split=train")[0].values
+    assert row == {"q": "which colour?", "image": one, "images": [one, one]}
+    encoded = base64.b64encode(one["bytes"]).decode()
+    assert image_of(row["image"], where="row 1", root=tmp_path) == f"data:image;base64,{encoded}"
 
 
 def test_rows_of_a_dataset_on_the_disk(saved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -94,10 +95,26 @@ def open_dataset(name: str, rows: slice) -> DatasetRows:
         raise DataError(
             f"{name}: datasets cannot read the split {split!r} of it ({type(error).__name__}: {str(error)[:300]})"
         ) from error
+    for column, feature in dataset.features.items():
+        if (as_stored := _undecoded(feature)) != feature:
+            dataset = dataset.cast_column(column, as_stored)
     begin, end, _ = rows.indices(len(dataset))
     whole = (begin, end) == (0, len(dataset))
     part = dataset if whole else dataset.select(range(begin, max(begin, end)))
     return DatasetRows(name, part, Path(place) if os.path.isdir(place) else Path(), begin)
+
+
+def _undecoded(feature: Any) -> Any:
+    """Return the type of a column whose media are what the files hold: decoded they are objects of other libraries."""
+    if isinstance(feature, dict):
+        return type(feature)({key: _undecoded(value) for key, value in feature.items()})
+    if isinstance(feature, list):
+        return [_undecoded(each) for each in feature]
+    if hasattr(feature, "decode"):
+        return dataclasses.replace(feature, decode=False)
+    if hasattr(feature, "feature"):
+        return dataclasses.replace(feature, feature=_undecoded(feature.feature))
+    return feature
 
 
 def _split(name: str) -> tuple[str, dict[str, str], Problem | None]:
