@@ -63,6 +63,8 @@ class FakeWorker:
         """Prompts that got their answer."""
         self.bodies: list[dict[str, Any]] = []
         """What was sent to `/generate`."""
+        self.update_bodies: list[tuple[str, dict[str, Any]]] = []
+        """What was sent to the paths of an update, in order."""
         self.faults_within: list[str] = []
         """What comes after the first token of the next streams: as in `faults`, or `end`."""
         self.break_off = asyncio.Event()
@@ -134,6 +136,8 @@ class FakeWorker:
             return web.json_response({"loads": [self.load]})
         if path == "/metrics":
             return web.Response(text=f'sglang:num_retracted_requests_total{{a="b"}} {self.retracted}.0\n')
+        if path in ("/begin_weight_update", "/update_weights_from_tensor"):
+            self.update_bodies.append((path, await request.json()))
         if path == "/update_weights_from_tensor":
             await self._load(await request.json())
         if path == "/update_weight_version":

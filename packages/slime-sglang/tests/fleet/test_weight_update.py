@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from slime_core.errors import EngineError, WeightSyncError
@@ -32,6 +33,33 @@ def test_updates_reach_every_engine_and_the_fingerprint_is_theirs(fleet_of, send
         return first.version, second.version, engine.weight_version
 
     assert fleet_of(scenario) == ("6", "6", "6")
+
+
+@pytest.mark.parametrize("transport", ["memory", "nccl"])
+def test_sglang_loads_an_update_into_the_model_and_into_no_draft_model(fleet_of, sender, transport):
+    from sglang.srt.managers import io_struct
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+    async def scenario(engine, first, second):
+        await sync_weights(sender, engine, version="5", timeout_s=60, transport=transport)
+        return first.update_bodies
+
+    requests = {
+        "/begin_weight_update": io_struct.BeginWeightUpdateReqInput,
+        "/update_weights_from_tensor": io_struct.UpdateWeightsFromTensorReqInput,
+    }
+    model, draft = (
+        SimpleNamespace(weight_update_runners=lambda role=role: [(role, None)]) for role in ("target", "draft")
+    )
+    sglangs = SimpleNamespace(tp_worker=model, draft_worker=draft)
+    called = [
+        (path, role)
+        for path, body in fleet_of(scenario)
+        for role, _ in SchedulerWeightUpdaterManager._select_runners(sglangs, requests[path](**body).selector)
+    ]
+    assert ("/begin_weight_update", "target") in called
+    assert ("/update_weights_from_tensor", "target") in called
+    assert {role for _, role in called} == {"target"}
 
 
 @pytest.mark.parametrize("transport", ["memory", "nccl"])

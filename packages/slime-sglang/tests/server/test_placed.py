@@ -159,12 +159,13 @@ def test_a_server_listens_at_its_machine_and_counts_its_own_gpus_alone(tmp_path)
     assert "--host 10.0.0.2 --port 8000" in words
     assert "--dist-init-addr 10.0.0.2:8002" in words
     assert "--tp-size 2" in words
-    assert "--enable-memory-saver" in words
+    assert "--enable-memory-saver --enable-draft-weights-cpu-backup" in words
     assert "gpu-id" not in words
     assert "--device" not in words
     on_cpu = " ".join(command_line(settings, site, key="k", device="cpu")[0])
     assert "--device cpu" in on_cpu
     assert "memory-saver" not in on_cpu
+    assert "backup" not in on_cpu
 
 
 class Recording(HerePlace):

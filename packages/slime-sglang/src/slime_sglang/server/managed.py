@@ -61,7 +61,8 @@ def command_line(settings: ServerSettings, site: Site, *, key: str, device: Devi
     if settings.returns_routed_experts:
         arguments["enable_return_routed_experts"] = True
     if settings.releases_memory and device == "cuda":
-        arguments["enable_memory_saver"] = True
+        # No update brings a draft model's weights back after its memory was released.
+        arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
     environment = server_environment(
         device=device, n_ranks=settings.n_ranks, n_ranks_in_all=settings.n_ranks_in_all
     )

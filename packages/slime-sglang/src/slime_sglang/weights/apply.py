@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 #: Seconds that an update at the server gets to end by itself when its caller gives up.
 _GRACE_S = 10.0
 
+#: Has SGLang call a loader for the model that it serves; by itself it would call it for each draft model, too, with the same request.
+_OF_THE_MODEL = {"selector": "target"}
 
 #: Seconds between two looks at what ranks of several pipeline stages have answered.
 _POLL_S = 0.02
@@ -194,8 +196,8 @@ def why_mixed(version: str) -> str:
 
 @asynccontextmanager
 async def _weight_update(server: UpdatableServer) -> AsyncIterator[None]:
-    """Have a server that is paused expect new weights within the context."""
-    await server.control("/begin_weight_update", {})
+    """Have a server that is paused expect new weights of its model within the context; a draft model beside it keeps its own."""
+    await server.control("/begin_weight_update", _OF_THE_MODEL)
     try:
         yield
     finally:
@@ -312,6 +314,7 @@ async def _call(
     body = {
         "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
         "load_format": function,
+        **_OF_THE_MODEL,
     }
     options: dict[str, Any] = {} if version is None else {"weight_version": version}
     if function == CHECK or server.keeps_cache:
