@@ -75,6 +75,20 @@ def test_load_spreads_and_follows_workers_that_leave_and_come_back(tmp_path):
     assert asyncio.run(scenario()) == [(10, 10), (0, 20), (10, 10)]
 
 
+def test_the_router_asks_workers_past_the_proxy_of_the_environment(tmp_path, monkeypatch):
+    """Of which it would heed `NO_PROXY=*` for names of hosts, but not for their addresses."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    async def scenario():
+        async with routed("round_robin", tmp_path) as (router, first, _second):
+            async with asyncio.timeout(30):
+                await router.add(url(first), KEY)
+            return await ask(router, 2)
+
+    assert [answer.tokens[0] for answer in asyncio.run(scenario())] == [1, 2]
+
+
 def test_the_router_still_drops_the_question_for_routes(tmp_path):
     """Fails when it no longer does, and `slime check` need not refuse it in a run that replays routes."""
     asked = PartialResponse([1, 1], PARAMS).request(

@@ -49,7 +49,8 @@ def test_sglang_loads_an_update_into_the_model_and_into_no_draft_model(fleet_of,
         "/update_weights_from_tensor": io_struct.UpdateWeightsFromTensorReqInput,
     }
     model, draft = (
-        SimpleNamespace(weight_update_runners=lambda role=role: [(role, None)]) for role in ("target", "draft")
+        SimpleNamespace(weight_update_runners=lambda role=role: [(role, None)])
+        for role in ("target", "draft")
     )
     sglangs = SimpleNamespace(tp_worker=model, draft_worker=draft)
     called = [

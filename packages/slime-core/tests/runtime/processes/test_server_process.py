@@ -166,5 +166,29 @@ def test_nothing_of_a_server_that_is_ended_is_left(tmp_path, how):
     assert [pid for pid in pids(log) if not has_ended(pid)] == []
 
 
+#: Asks a server on loopback, which it has itself, as SGLang does in its warm-up.
+ASKS_ITSELF = """
+import http.server, threading, urllib.request
+server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+assert urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=10).status == 200
+"""
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
+def test_a_server_asks_others_of_the_run_past_the_proxy_of_the_environment(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    log = tmp_path / "server.log"
+
+    async def main():
+        server = ServerProcess([sys.executable, "-c", ASKS_ITSELF], environment={}, log=log)
+        await server.start()
+        status = await server.wait()
+        await server.stop()
+        return status
+
+    assert asyncio.run(main()) == 0, log.read_text()
+
+
 def children():
     return set(Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split())

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from slime_core.errors import DeadlineError
 from slime_core.runtime.deadline import within
@@ -126,7 +127,16 @@ def _variables(base_url: str, api_key: str) -> dict[str, str]:
         "ANTHROPIC_API_KEY": api_key,
         "SLIME_BASE_URL": base_url,
         "SLIME_API_KEY": api_key,
+        **_past_the_proxy(base_url),
     }
+
+
+def _past_the_proxy(base_url: str) -> dict[str, str]:
+    """Have a program ask the endpoint itself, and by a proxy that the environment names only what is in the internet."""
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if others != "*":  # which stands for all hosts where nothing else is said
+        others = ",".join([*others.split(","), urlsplit(base_url).hostname or ""]).strip(",")
+    return {"no_proxy": others, "NO_PROXY": others}
 
 
 async def _follow(process: asyncio.subprocess.Process, task: bytes, kept: bytearray) -> None:

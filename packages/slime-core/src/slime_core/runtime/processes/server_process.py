@@ -22,6 +22,10 @@ from slime_core.runtime.processes.stacks import ask_for_stacks
 #: memory that has the folder's name in its own.
 SCRATCH_VARIABLE = "SLIME_SERVER_SCRATCH"
 _SHARED_MEMORY = Path("/dev/shm")
+#: Empty variables stand for no proxy. A proxy of the environment is for the internet; a server of a run asks itself and others of the run.
+_NO_PROXIES = {
+    name: "" for scheme in ("http_proxy", "https_proxy", "all_proxy") for name in (scheme, scheme.upper())
+}
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
 _POLL_S = 0.05
@@ -35,7 +39,7 @@ class ServerProcess:
 
     Args:
         command: command line.
-        environment: variables to add to those of this process that its user has set.
+        environment: variables to add to those of this process that its user has set, of which it gets no proxy.
         log: file that its output goes to.
         name: how messages call it.
     """
@@ -77,7 +81,12 @@ class ServerProcess:
             beside.callback(guard.cancel)
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**users_environment(os.environ), **self._environment, SCRATCH_VARIABLE: scratch},
+                env={
+                    **users_environment(os.environ),
+                    **_NO_PROXIES,
+                    **self._environment,
+                    SCRATCH_VARIABLE: scratch,
+                },
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
