@@ -45,6 +45,7 @@ async def _opened(
     *,
     routed: str | None,
     spare: bool,
+    restarts: int,
     roles: Sequence[Role],
     settings: dict[str, Any],
 ) -> AsyncIterator[tuple[Any, ...]]:
@@ -74,7 +75,7 @@ async def _opened(
         return engine
 
     def replica(number):
-        return Replica(f"engine {number}", partial(engine_of, number), restarts=1)
+        return Replica(f"engine {number}", partial(engine_of, number), restarts=restarts)
 
     engine = EngineFleet(
         [replica(number) for number in range(n_engines)],
@@ -93,6 +94,7 @@ async def _opened(
             registry=Registry(),
         ),
         tokenizer=LetterTokenizer(),
+        start_patience_s=60,
         router=Router(routed, address=(None, None), width=64, section=section, folder=folder)
         if routed
         else None,
@@ -113,16 +115,25 @@ def run_fleet(
     *,
     routed: str | None = None,
     spare: bool = False,
+    restarts: int = 1,
     roles: Sequence[Role] = ("regular", "regular"),
     **settings: Any,
 ) -> Any:
     """Run a scenario with a started fleet over fake workers, one for each role, and return what it returns.
 
-    With `spare`, a third one takes the place of the first one that is lost.
+    With `spare`, a third one takes the place of one that is lost, up to `restarts` times.
     """
 
     async def within() -> Any:
-        opened = _opened(model_path, folder, routed=routed, spare=spare, roles=roles, settings=settings)
+        opened = _opened(
+            model_path,
+            folder,
+            routed=routed,
+            spare=spare,
+            restarts=restarts,
+            roles=roles,
+            settings=settings,
+        )
         async with asyncio.timeout(100), opened as started:
             return await scenario(*started)
 

@@ -94,6 +94,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         router=_router(build, len(placements), own_key, external_key) if fleet.has_router else None,
         others=[_supervisor(build, topology, model, own_key) for model in topology.others],
         waits_for_updates=both_offload(build.settings.cluster),
+        start_patience_s=train.weight_sync_timeout_s / 2,  # the deadline of what waits for it
     )
 
 

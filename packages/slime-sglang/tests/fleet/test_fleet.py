@@ -292,50 +292,6 @@ def test_moves_reach_all_engines(fleet_of):
     assert fleet_of(scenario) == (moves, moves)
 
 
-async def lose(engine, worker, replica):
-    """Have a worker end, and its replica find out."""
-    await worker.stop()
-    replica.engine.suspected.set()
-    await until(lambda: replica.state == "starting")
-
-
-def test_while_the_trainer_has_the_devices_no_engine_is_started_there(fleet_of):
-    async def scenario(engine, first, second, third):
-        replica = engine._replicas[0]
-        await engine.offload()
-        await lose(engine, first, replica)
-        await asyncio.sleep(0.3)
-        assert third.asked == []
-        await engine.onload()
-        await until(lambda: replica.state == "serving")
-        assert right(await generate_all(engine))
-        assert third.answered
-
-    fleet_of(scenario, spare=True, **WATCHED)
-
-
-def test_the_trainer_waits_for_an_engine_that_is_starting_and_has_one_that_takes_long_start_anew(fleet_of):
-    async def scenario(engine, first, second, third):
-        replica = engine._replicas[0]
-        third.faults["/health"] = 503  # it is not ready
-        await lose(engine, first, replica)
-        await until(lambda: third.asked)
-        holding = asyncio.create_task(engine._supervisor.hold_starts(0.5))
-        await asyncio.sleep(0.2)
-        assert not holding.done()
-        ended = replica.engine
-        await holding
-        assert replica.engine is not ended
-        third.faults.clear()
-        asked = len(third.asked)
-        await asyncio.sleep(0.3)
-        assert (replica.state, len(third.asked)) == ("starting", asked)
-        engine._supervisor.allow_starts()
-        await until(lambda: replica.state == "serving")  # though one restart was all that it had
-
-    fleet_of(scenario, spare=True, **WATCHED)
-
-
 def test_a_paused_engine_is_not_asked_to_generate_for_its_health(fleet_of):
     async def scenario(engine, first, second):
         await engine.pause()

@@ -50,6 +50,7 @@ class EngineFleet:
         router: sends requests to the engines; None has them balanced here.
         others: engines of models that are not trained: they are started and stopped with these.
         waits_for_updates: whether the trainer's weights are off the devices while others generate.
+        start_patience_s: how long a trainer that needs the devices waits for engines that are starting there.
     """
 
     capabilities = replace(SglangEngine.capabilities, asks_for_weights=True)
@@ -64,11 +65,12 @@ class EngineFleet:
         router: Router | None = None,
         others: Sequence[EngineSupervisor] = (),
         waits_for_updates: bool = False,
+        start_patience_s: float,
     ) -> None:
         self._replicas, self._section, self._receiver = tuple(replicas), section, receiver
-        self._tokenizer, self._router = tokenizer, router
+        self._tokenizer, self._router, self._waits_for_updates = tokenizer, router, waits_for_updates
         self._supervisor = EngineSupervisor(replicas, section=section, registry=router, join=self._join)
-        self._others, self._waits_for_updates = tuple(others), waits_for_updates
+        self._others, self._start_patience_s = tuple(others), start_patience_s
         self._pools = Pools(self._replicas)
         self._is_disaggregated = len(self._pools.all) > 1
         self._room_numbers = itertools.count(1)
@@ -77,8 +79,7 @@ class EngineFleet:
         # Held while an update or a pause reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
         self._is_paused = self._is_offloaded = False
-        self.weight_version = NONE_SENT
-        self._loads = FleetLoads()
+        self.weight_version, self._loads = NONE_SENT, FleetLoads()
 
     async def start(self) -> None:
         """Start the router and all engines, and wait until they are ready.
@@ -192,7 +193,7 @@ class EngineFleet:
 
     async def offload(self) -> None:
         """Release the memory of weights and KV cache; `onload` takes it back. Until then no engine is started in the place of a lost one."""
-        await self._supervisor.hold_starts()
+        await self._supervisor.hold_starts(self._start_patience_s)
         async with self._moving:
             self._is_offloaded = True
             await self._on_all(lambda replica: replica.engine.offload(), waiting=True)

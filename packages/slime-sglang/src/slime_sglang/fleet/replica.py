@@ -54,10 +54,6 @@ class Replica:
         self.engine = self._next()
         return True
 
-    def renew(self) -> None:
-        """Have another engine in the place of one that was ended while it started; that counts as no restart."""
-        self.engine = self._next()
-
     def _next(self) -> SglangEngine:
         self._n_made += 1
         return self._make(self._n_made - 1)

@@ -16,9 +16,6 @@ from slime_sglang.settings.section import FleetSection
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that whoever needs the devices waits for servers that are starting there.
-_START_PATIENCE_S = 240.0
-
 
 class ServerRegistry(Protocol):
     """Whoever must know which servers take requests: a router, or the address book of the run."""
@@ -110,11 +107,11 @@ class EngineSupervisor:
         replica.state = "waiting"
         self.notify()
 
-    async def hold_starts(self, patience_s: float = _START_PATIENCE_S) -> None:
+    async def hold_starts(self, patience_s: float) -> None:
         """Start no engine until `allow_starts`: a server that starts takes memory of devices that others need meanwhile.
 
         Args:
-            patience_s: how long engines that are starting are waited for; those that take longer are ended, and started anew later.
+            patience_s: how long engines that are starting are waited for; those that take longer are ended, which is a failed start.
         """
         self._may_start.clear()
         try:
@@ -153,45 +150,57 @@ class EngineSupervisor:
                     cleared=self.notify,
                 )
                 await self._remove(replica, replica.reason if replica.state == "starting" else reason)
-                while replica.replace():
-                    try:
-                        await self._start_replacement(replica)
-                        break
-                    except (EngineError, DeadlineError, WeightSyncError) as error:
-                        await self._remove(replica, str(error))
+                while not await self._replace(replica):
+                    pass
             logger.error("%s is given up", replica.name)
         finally:
             self.notify()
 
+    async def _replace(self, replica: Replica) -> bool:
+        """Have another engine take the place of a lost one; returns whether one did, or none may any more."""
+        try:
+            if replica.replace():
+                await self._start_replacement(replica)
+        except Exception as error:  # the process edge: whatever it was, the restarts that are left are tried
+            is_expected = isinstance(error, EngineError | DeadlineError | WeightSyncError)
+            if not is_expected:
+                logger.error("%s was not started again", replica.name, exc_info=error)
+            await self._remove(replica, str(error) if is_expected else f"{type(error).__name__}: {error}")
+            return False
+        return True
+
     async def _start_replacement(self, replica: Replica) -> None:
-        """Start the engine that takes the place of a lost one, when that is allowed, and bring it to the others' state."""
-        while True:
-            while not self._may_start.is_set():  # it may be taken back before who waits for it goes on
-                await self._may_start.wait()
-            self._n_starting += 1
-            starting, late = (
-                asyncio.ensure_future(one) for one in (replica.engine.start(), self._are_late.wait())
-            )
-            try:
-                await asyncio.wait({starting, late}, return_when=asyncio.FIRST_COMPLETED)
-                if starting.done():
-                    starting.result()
-                    await self._join(replica)
-                    return
+        """Start the engine that takes the place of a lost one, when that is allowed, and bring it to the others' state.
+
+        Raises:
+            DeadlineError: it was late: see `hold_starts`. As after any failure, nothing of it is left on the devices.
+        """
+        while not self._may_start.is_set():  # it may be taken back before who waits for it goes on
+            await self._may_start.wait()
+        self._n_starting += 1
+        starting, late = (
+            asyncio.ensure_future(one) for one in (replica.engine.start(), self._are_late.wait())
+        )
+        try:
+            await asyncio.wait({starting, late}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
                 starting.cancel()
                 await asyncio.wait({starting})
-                await replica.engine.kill()
-                logger.warning(
-                    "%s had not started before the trainer needs its devices: it starts anew when they are free",
-                    replica.name,
+                raise DeadlineError(
+                    "it was still starting when the trainer had waited for its devices for half of --weight-sync-timeout-s; "
+                    "give a longer one, or a model that starts sooner"
                 )
-                replica.renew()
-            finally:
-                for task in (starting, late):
-                    task.cancel()
-                await asyncio.gather(starting, late, return_exceptions=True)
-                self._n_starting -= 1
-                self.notify()
+            starting.result()
+            await self._join(replica)
+        except BaseException:
+            await replica.engine.kill()
+            raise
+        finally:
+            for task in (starting, late):
+                task.cancel()
+            await asyncio.gather(starting, late, return_exceptions=True)
+            self._n_starting -= 1
+            self.notify()
 
     async def _none_starts(self) -> None:
         while self._n_starting:
