@@ -73,6 +73,25 @@ def test_a_server_that_spans_two_machines_is_a_process_on_each_and_ends_with_eit
     )
 
 
+class FullPlace(HerePlace):
+    """A place at which a process is started whose start then fails."""
+
+    async def start(self, command, environment, log) -> None:
+        await super().start(command, environment, log)
+        raise EngineError("no room")
+
+
+def test_of_a_server_of_which_one_process_cannot_be_started_none_is_left(tmp_path):
+    places = [HerePlace(), FullPlace("127.0.0.2"), HerePlace("127.0.0.3")]
+
+    async def main():
+        with pytest.raises(EngineError, match="no room"):
+            await placed(places, tmp_path, "sleep 1000").start()
+        return [place.process.failure is not None for place in places[:2]], places[2].process
+
+    assert asyncio.run(main()) == ([True, True], None)
+
+
 def test_a_server_that_spans_two_machines_is_not_started_where_its_weights_would_not_reach_the_second(
     tmp_path,
 ):

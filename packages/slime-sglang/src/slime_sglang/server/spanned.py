@@ -41,21 +41,34 @@ class SpannedPlace:
         return first if len(self._sites) == 1 else replace(first, host=self.hosts[0])
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start a process on each machine, with their number, its own, and on others than the first its host and port added."""
-        self._logs = []
-        for number, (place, site) in enumerate(zip(self._places, self._sites, strict=True)):
-            words = (
-                ["--nnodes", str(len(self._places)), "--node-rank", str(number)]
-                if len(self._places) > 1
-                else []
-            )
-            if number:  # where it only says that it lives
-                words += ["--host", site.host, "--port", str(site.ports[0])]
-            own = {**environment, _VISIBLE: ",".join(site.gpus)}
-            if number and HOST_ADDRESS in own:
-                own[HOST_ADDRESS] = self.hosts[number]
-            self._logs.append(log if not number else _beside(log, number))
-            await place.start([*command, *words], own, self._logs[-1])
+        """Start a process on each machine, with their number, its own, and on others than the first its host and port added.
+
+        Where one cannot be started, those that were are killed.
+        """
+        self._logs = [log if not number else _beside(log, number) for number in range(len(self._places))]
+        for number, place in enumerate(self._places):
+            try:
+                await place.start(*self._line(number, command, environment), self._logs[number])
+            except BaseException:
+                await asyncio.gather(
+                    *(begun.kill() for begun in self._places[: number + 1]), return_exceptions=True
+                )
+                raise
+
+    def _line(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command line and the variables of a process."""
+        site = self._sites[number]
+        words = [*command]
+        if len(self._places) > 1:
+            words += ["--nnodes", str(len(self._places)), "--node-rank", str(number)]
+        if number:  # where it only says that it lives
+            words += ["--host", site.host, "--port", str(site.ports[0])]
+        own = {**environment, _VISIBLE: ",".join(site.gpus)}
+        if number and HOST_ADDRESS in own:
+            own[HOST_ADDRESS] = self.hosts[number]
+        return words, own
 
     async def wait(self) -> int:
         """Wait until one of the processes has ended, which is the end of all; returns its exit status."""
