@@ -24,6 +24,7 @@ from slime_core.rundir.rundir import FILE_ALONE, log_to_file
 from slime_core.runtime.closing import TELL_S, logged
 from slime_core.runtime.deadline import within
 from slime_core.runtime.event_loop import run_event_loop
+from slime_core.runtime.open_files import allow_open_files
 from slime_core.runtime.stop import Stop
 from slime_core.runtime.watchdog import WATCHDOG, watching
 
@@ -67,6 +68,7 @@ async def assemble_and[T](
         placement: see `assemble`; it is closed in any case.
         stop: asks the run to end; from `run_event_loop`.
     """
+    allow_open_files()
     async with contextlib.AsyncExitStack() as stack:
         if placement is not None:
             stack.push_async_callback(placement.close)
