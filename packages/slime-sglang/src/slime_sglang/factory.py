@@ -55,7 +55,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
     addresses = fleet.rollout_external_engine_addrs
     placements = [EnginePlacement(0) for _ in addresses] or topology.placements(policy)
     if not addresses and build.places is None:
-        _check_gpus(topology)
+        _check_gpus(topology, base=int(section.server_args.get("base_gpu_id") or 0))
     places = build.places
     own_key, external_key = new_key(), external_key_of(fleet)
     is_updated = trainer_factory(train, build.registry).capabilities.learns
@@ -264,15 +264,20 @@ def external_key_of(fleet: FleetSection) -> str | None:
     return None if path is None else read_key(path, where="fleet.rollout_external_key_file")
 
 
-def _check_gpus(topology: ServingTopology) -> None:
+def _check_gpus(topology: ServingTopology, *, base: int) -> None:
+    """Refuse more GPUs than this process sees, from the first one on that servers get.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
     import torch
 
-    if visible_device() == "cuda" and topology.num_gpus > torch.cuda.device_count():
+    if visible_device() == "cuda" and base + topology.num_gpus > torch.cuda.device_count():
         raise ConfigError(
             [
                 Problem(
                     "GPUs of all engines",
-                    str(topology.num_gpus),
+                    f"{topology.num_gpus}" + (f" from GPU {base} on (--sglang-base-gpu-id)" if base else ""),
                     f"at most {torch.cuda.device_count()}, which this process sees",
                     "--rollout-num-gpus or --sglang-config says how many",
                 )
