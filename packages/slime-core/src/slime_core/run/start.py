@@ -19,6 +19,7 @@ from slime_core.rundir import checkpoint
 from slime_core.rundir.checkpoint import Checkpoint
 from slime_core.rundir.claim import record
 from slime_core.rundir.events import LOOP
+from slime_core.runtime.deadline import within
 from slime_core.runtime.garbage import spare_the_collector
 from slime_core.runtime.openmp import release_threads
 from slime_core.runtime.progress import ON_TERMINAL
@@ -75,7 +76,7 @@ async def start(run: Run, *, trains: bool = True) -> None:
         await run.trainer.start()
     if found is not None:
         with run.events.timed("load", lane=LOOP, step=run.done_steps):
-            await run.trainer.load(found.trainer)
+            await _load(run, found)
         logger.info("resumed from %s: next step is %d", found.path, run.start_step)
     _record(run, goes_on=goes_on)
     await run.devices.for_engine()
@@ -90,6 +91,17 @@ async def start(run: Run, *, trains: bool = True) -> None:
     run.events.start(run.start_step)
     release_threads()  # what a part computed on this thread is done
     spare_the_collector()
+
+
+async def _load(run: Run, found: Checkpoint) -> None:
+    """Have the trainer restore its part of a checkpoint.
+
+    Raises:
+        DeadlineError: it took longer than what saving may take.
+    """
+    timeout_s = run.settings.train.train_timeout_s
+    what = f"loading the checkpoint {found.path} (--train-timeout-s)"
+    await within(timeout_s, what, run.trainer.load(found.trainer))
 
 
 def _record(run: Run, *, goes_on: bool) -> None:
