@@ -63,7 +63,7 @@ def folders(registry, tmp_path):
 def problems(registry):
     """What is wrong with a run whose servers start from another folder than its trainer."""
 
-    def find(plain: Path, served: Path) -> list[str]:
+    def find(plain: Path, served: Path, *more: str) -> list[str]:
         given = [
             "--rollout-engine",
             "sglang",
@@ -71,6 +71,7 @@ def problems(registry):
             str(plain),
             "--sglang-model-path",
             str(served),
+            *more,
         ]
         settings = load_settings(
             [], ["--rollout-batch-size", "1", "--rollout-max-response-len", "8", *given], registry=registry
@@ -93,6 +94,14 @@ def problems(registry):
 )
 def test_a_folder_that_fits_has_no_problem(folders, problems, model_type, method, changes):
     assert problems(*folders(model_type, method, **changes)) == []
+
+
+@pytest.mark.parametrize(("device", "on_cuda"), [((), True), (("--ray-device", "cpu"), False)])
+def test_servers_that_a_launcher_starts_elsewhere_compute_on_gpus_unless_the_cpu_is_asked_for(
+    folders, problems, device, on_cuda
+):
+    found = problems(*folders("qwen3", "fp8-channel"), "--launcher", "ray", *device)
+    assert any("on a GPU; wanted float8 by blocks" in one for one in found) == on_cuda
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slime_core.config.build import BuildContext
+from slime_core.config.derive import is_local
 from slime_core.errors import CheckpointError, DataError, Problem
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
@@ -40,7 +41,8 @@ def served_problems(build: BuildContext, folder: Path) -> Iterator[Problem]:
         return
     shapes = family.hf_shapes(architecture)
     if quantization is not None:
-        yield from not_computed(quantization, shapes, model_type=family.model_type, device=visible_device())
+        device = _device_of_servers(build)
+        yield from not_computed(quantization, shapes, model_type=family.model_type, device=device)
     specs = specs_of(shapes, dtype="bfloat16", quantization=quantization)
     try:
         missing = sorted(specs.keys() - HfCheckpoint(folder).keys())
@@ -53,6 +55,14 @@ def served_problems(build: BuildContext, folder: Path) -> Iterator[Problem]:
             f"{folder}, which lacks {listed(missing)}, for which its config.json asks",
             "a folder that `slime convert quantize` wrote",
         )
+
+
+def _device_of_servers(build: BuildContext) -> Device:
+    """Return what servers compute on: as this process where they are its children; elsewhere GPUs, unless the CPU was asked for."""
+    if is_local(build.settings.run):
+        return visible_device()
+    launcher = build.settings.sections.get("ray")
+    return "cpu" if getattr(launcher, "device", None) == "cpu" else "cuda"
 
 
 def not_computed(
