@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import time
 import traceback
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -23,6 +26,10 @@ from slime_models.transfer.meeting import (
     view_of,
 )
 from slime_models.transfer.storage import pauses
+
+#: Variable that PyTorch reads when a group of NCCL is made: what its watchdog does about an error.
+_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_WATCHDOG_FACTOR = 100
 
 _open_groups: weakref.WeakSet[RankGroup] = weakref.WeakSet()
 
@@ -153,5 +160,22 @@ def forget_frames(error: BaseException) -> None:
 
 def _nccl_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=channel.timeout_s)
-    return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, channel.n_receivers + 1, options)
+    # Its own deadline ends the process; `await_work` has the one that ends the update, and comes first.
+    options._timeout = timedelta(seconds=_WATCHDOG_FACTOR * channel.timeout_s)
+    with without_watchdog():
+        return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, channel.n_receivers + 1, options)
+
+
+@contextmanager
+def without_watchdog() -> Iterator[None]:
+    """Have groups of NCCL that are made within the context leave a failure to us: PyTorch's watchdog would end the process of every
+    member where one is lost, the trainer's, too, and `abort` is only right without it."""
+    before = os.environ.get(_WATCHDOG)
+    os.environ[_WATCHDOG] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_WATCHDOG]
+        else:
+            os.environ[_WATCHDOG] = before
