@@ -45,6 +45,24 @@ async def agree():
     return {"w": 1}
 
 
+def test_the_deadline_is_of_the_update_and_not_of_the_start_of_those_who_receive_it():
+    started = asyncio.Event()
+    engine = side(agree)
+    opened = engine.open_update
+
+    async def open_once_started(transport, version):
+        await started.wait()
+        return await opened(transport, version)
+
+    engine.open_update = open_once_started
+
+    async def main():
+        asyncio.get_running_loop().call_later(0.5, started.set)
+        return await sync_weights(side(agree), engine, version="7", timeout_s=0.1)
+
+    assert asyncio.run(main()) == "memory"
+
+
 def test_a_side_that_waits_is_cancelled_when_the_other_fails():
     cancelled = []
 

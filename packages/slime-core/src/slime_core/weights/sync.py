@@ -157,41 +157,40 @@ async def sync_weights(
 ) -> str:
     """Send the trainer's weights to the engine, and compare fingerprints. Returns the transport's name.
 
-    Both sides run under one deadline, and when one fails the other is cancelled. When the engine cannot apply a
+    Both sides run under one deadline, each time that an update is sent, and when one fails the other is cancelled. An engine that has
+    lost all receivers has them start before, by deadlines of its own. When the engine cannot apply a
     delta to what it keeps, it asks for all weights, once; when it has lost a receiver, and others are to take the update
     again, up to `_TRIES` times in all.
 
     Raises:
         WeightSyncError: no common transport, a side refused, or the fingerprints differ; names the tensors.
-        DeadlineError: it took longer than `timeout_s`.
+        DeadlineError: an update took longer than `timeout_s`.
     """
     transport = choose_transport(trainer, engine, transport)
+
+    async def once() -> tuple[Fingerprint, Fingerprint]:
+        plan = await engine.open_update(transport, version)
+        what = f"weight sync to version {version} by {transport}"
+        return await within(timeout_s, what, _both(trainer.send(plan), engine.receive(plan)))
 
     async def update() -> tuple[Fingerprint, Fingerprint]:
         tries = 0
         while True:
             try:
-                return await _once(trainer, engine, transport, version)
+                return await once()
             except DeltaBaseError as error:
                 logger.warning("%s; sending all weights", error)
-                return await _once(trainer, engine, transport, version)
+                return await once()
             except ReceiverLostError as error:
                 tries += 1
                 if tries == _TRIES:
                     raise
                 logger.warning("%s; sending it again", error)
 
-    sent, held = await within(timeout_s, f"weight sync to version {version} by {transport}", update())
+    sent, held = await update()
     check_fingerprints(sent, held, version=version)
     logger.info("the engine has the weights of version %s, by transport %s", version, transport)
     return transport
-
-
-async def _once(
-    trainer: Trainer, engine: RolloutEngine, transport: str, version: str
-) -> tuple[Fingerprint, Fingerprint]:
-    plan = await engine.open_update(transport, version)
-    return await _both(trainer.send(plan), engine.receive(plan))
 
 
 async def _both(
