@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from slime_core.cli.arguments import read_checked, wants_help
-from slime_core.config.derive import run_folder
+from slime_core.config.derive import run_folder, with_trackers
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Interrupted, Problem
 from slime_core.plugins.registry import Registry
@@ -40,9 +40,8 @@ def main(argv: list[str]) -> int:
     if settings.eval.eval_interval is None:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
     of = settings.checkpoint.load or settings.model.hf_checkpoint
-    own = {"run_name": evaluation_name(settings), "tracker": ["jsonl"]}
-    for key, value in own.items():
-        settings = settings.having("run", key, value, origin="slime eval")
+    settings = settings.having("run", "run_name", evaluation_name(settings), origin="slime eval")
+    settings = with_trackers(settings, "jsonl", origin="slime eval")
     launch = registry.resolve("slime.launchers", settings.run.launcher)
     print(json.dumps(launch(settings, registry, partial(_evaluate, of=of)), indent=2))
     print(f"results in {run_folder(settings)}", file=sys.stderr)

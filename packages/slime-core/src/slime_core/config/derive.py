@@ -16,18 +16,22 @@ from slime_core.protocols import Role
 
 #: How settings name the generator that sends a prompt with its images.
 _SINGLE_TURN = ("single-turn", "slime-core/single-turn")
+#: Setting of a run -> the tracker that it adds.
+_ADDS = {f"use_{name}": name for name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")}
 
 
 def trackers(run: RunSection) -> list[str]:
     """Return the names of the trackers, each once."""
-    added = {
-        "wandb": run.use_wandb,
-        "tensorboard": run.use_tensorboard,
-        "mlflow": run.use_mlflow,
-        "swanlab": run.use_swanlab,
-        "trackio": run.use_trackio,
-    }
-    return list(dict.fromkeys([*run.tracker, *(name for name, wanted in added.items() if wanted)]))
+    added = (name for setting, name in _ADDS.items() if getattr(run, setting))
+    return list(dict.fromkeys([*run.tracker, *added]))
+
+
+def with_trackers(settings: Settings, *names: str, origin: str) -> Settings:
+    """Return settings of a run whose trackers are these alone."""
+    settings = settings.having("run", "tracker", list(names), origin=origin)
+    for setting in _ADDS:
+        settings = settings.having("run", setting, False, origin=origin)
+    return settings
 
 
 def compute_dtype(train: TrainSection) -> str:

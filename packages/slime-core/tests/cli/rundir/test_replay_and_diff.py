@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 from slime_core.cli.main import run as slime
 from slime_core.cli.rundir.diff import first_difference
+from slime_core.cli.rundir.replay import _settings
+from slime_core.config.derive import trackers
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
 from slime_core.rundir.records import read_records
 from slime_core.rundir.rundir import RunDir
 from slime_core.samples import Sample
@@ -53,6 +58,17 @@ def rewrite(run: Path, step: int, change) -> None:
     RunDir(run).write_samples(step, [samples])
     path.with_suffix(".npz").unlink()
     path.write_text("".join(json.dumps(sample.to_dict(), default=list) + "\n" for sample in samples))
+
+
+def test_a_replay_tells_none_of_the_trackers_of_its_run(trained):
+    was = load_settings([str(trained / "config.toml")], [], registry=Registry())
+    adding = [name for name in type(was.run).model_fields if name.startswith("use_")]
+    assert len(adding) >= 5
+    for name in adding:
+        was = was.having("run", name, True, origin="a test")
+    arguments = argparse.Namespace(output=None, step=1)
+    replayed = _settings(was, RunDir(trained), arguments, None, folder=trained)
+    assert trackers(replayed.run) == ["jsonl"]
 
 
 @pytest.mark.parametrize(("step", "where"), [(1, "from the start"), (3, "from "), (4, "steps 3 to 4")])

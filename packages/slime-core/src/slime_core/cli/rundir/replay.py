@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.cli.arguments import no_run
+from slime_core.config.derive import with_trackers
 from slime_core.config.load import load_settings
 from slime_core.config.settings import Settings
 from slime_core.errors import CheckpointError, ConfigError, Problem
@@ -121,9 +122,6 @@ def _settings(
         ("run", "output_dir"): str(folder if arguments.output is None else folder.parent),
         ("run", "loop"): "sync",
         ("run", "num_rollout"): arguments.step,
-        ("run", "tracker"): ["jsonl"],
-        ("run", "use_wandb"): False,
-        ("run", "use_tensorboard"): False,
         ("checkpoint", "save_interval"): None,
         ("checkpoint", "save_last"): arguments.output is not None,
         ("checkpoint", "save_hf"): None,
@@ -135,7 +133,7 @@ def _settings(
         changes["checkpoint", "load"] = str(load)
     for (table, key), value in changes.items():
         was = was.having(table, key, value, origin="slime replay")
-    return was
+    return with_trackers(was, "jsonl", origin="slime replay")
 
 
 def _train(settings: Settings, registry: Registry) -> dict[int, dict[str, Any]]:
