@@ -51,6 +51,15 @@ def test_each_step_of_a_resumed_run_is_shown_once(train, rows_of):
     check_same(found, rows_of(run))
 
 
+def test_steps_are_shown_once_where_a_run_begins_anew_or_again_with_nothing_saved(
+    train, rows_of, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "board"))
+    for _ in range(2):
+        run = train(2, "--use-tensorboard", "--tb-project-name", "sums", "--overwrite")
+    check_same(shown(tmp_path / "board/sums/letters"), rows_of(run))
+
+
 def test_the_configuration_and_samples_are_beside_the_metrics(train):
     run = train(2, "--use-tensorboard", "--log-samples", "3")
     texts: dict[str, dict[int, str]] = {}

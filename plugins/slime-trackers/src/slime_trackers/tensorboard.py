@@ -30,7 +30,7 @@ class TensorboardTracker:
         """Open the event file, and write the configuration."""
         from tensorboardX import SummaryWriter
 
-        first = run.start_step - (run.unlogged is not None) if run.done_steps else None
+        first = run.start_step - (run.unlogged is not None) if run.done_steps else 0
         n_files = len(list(self._folder.glob("events.out.tfevents.*")))
         suffix = f".{n_files:06d}"  # two files of the same second would have one name
         self._writer = SummaryWriter(str(self._folder), purge_step=first, filename_suffix=suffix)
