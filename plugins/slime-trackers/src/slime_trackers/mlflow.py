@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,8 +16,9 @@ from slime_core.plugins.hooks import hookimpl
 from slime_core.samples import Group
 
 from slime_trackers.remembered_id import remember_id, remembered_id
-from slime_trackers.sample_table import COLUMNS, SampleTable
+from slime_trackers.sample_table import COLUMNS, Row, SampleTable
 from slime_trackers.section import MlflowSection
+from slime_trackers.sender import Sender
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
@@ -22,15 +27,23 @@ if TYPE_CHECKING:
 _ID_FILE = "mlflow_run_id"
 #: A slime run's end -> MLflow's.
 _ENDED = {"completed": "FINISHED", "interrupted": "KILLED"}
+#: Seconds that what was not sent has at the run's end.
+_LAST_S = 20.0
+#: What MLflow takes at once, and the longest value of a tag.
+_MOST_METRICS, _LONGEST_TAG = 1000, 8000
 
 
 class MlflowTracker:
-    """One MLflow run for a slime run, resumed with it."""
+    """One MLflow run for a slime run, resumed with it.
+
+    A run does not start where MLflow cannot be reached; once it has, it waits for none of MLflow's answers, and ends by none.
+    """
 
     def __init__(self, section: MlflowSection, table: SampleTable) -> None:
         self._section, self._table = section, table
         self._client: Any = None
         self._id = ""
+        self._sender: Sender | None = None
 
     @hookimpl
     def slime_run_start(self, run: Run) -> None:
@@ -49,7 +62,7 @@ class MlflowTracker:
             client.update_run(known, status="RUNNING")
         remember_id(run.run_dir, _ID_FILE, known)
         client.log_text(known, run.settings.to_toml(), "config.toml")
-        self._client, self._id = client, known
+        self._client, self._id, self._sender = client, known, Sender("MLflow", refused=_refused)
 
     @hookimpl
     def slime_rollout_end(self, step: int, groups: Sequence[Group]) -> None:
@@ -61,18 +74,22 @@ class MlflowTracker:
         """Log a step's metrics, and its table of samples as `samples/step_000001.json`."""
         from mlflow.entities import Metric
 
+        assert self._sender is not None
         now = int(1000 * time.time())
         values = [Metric(_key(name), value, now, step) for name, value in metrics.items()]
-        self._client.log_batch(self._id, metrics=values)
+        for batch in itertools.batched(values, _MOST_METRICS):
+            self._sender.send(functools.partial(self._client.log_batch, self._id, metrics=batch))
         if rows := self._table.give(step):
-            columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-            self._client.log_table(self._id, columns, f"samples/step_{step:06d}.json")
+            file = f"samples/step_{step:06d}.json"
+            self._sender.send(functools.partial(_log_table, self._client, self._id, rows, file))
 
     @hookimpl
     def slime_run_end(self, summary: Mapping[str, Any]) -> None:
-        """End the MLflow run as the run ended."""
-        if self._client is not None:
-            self._client.set_terminated(self._id, _ENDED.get(str(summary.get("status")), "FAILED"))
+        """End the MLflow run as the run ended, once it has what was not sent before."""
+        if self._sender is not None:
+            status = _ENDED.get(str(summary.get("status")), "FAILED")
+            self._sender.send(functools.partial(self._client.set_terminated, self._id, status))
+            self._sender.close(_LAST_S)
 
 
 def create_tracker(build: BuildContext) -> MlflowTracker:
@@ -92,9 +109,36 @@ def _store(section: MlflowSection, run: Run) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a metric's name as MLflow takes it: without @, and with one slash, as a store of files has a folder for each."""
-    group, slash, rest = name.replace("@", "_").partition("/")
+    """Return a metric's name as MLflow takes it: without what it refuses, and with one slash, as a store of files has a folder
+    for each."""
+    group, slash, rest = re.sub(r"[^\w\-. :/]", "_", name).partition("/")
     return group + slash + rest.replace("/", ".")
+
+
+def _refused(error: Exception) -> bool:
+    """Return whether MLflow refuses what it was sent, which it would again."""
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException) and error.get_http_status_code() == 400
+
+
+def _log_table(client: Any, run_id: str, rows: Sequence[Row], file: str) -> None:
+    """Write a table as MLflow shows it, in the place of one of a step that is computed again.
+
+    MLflow's own `log_table` would append to that one, and lists all tables in one tag, which it cuts off at 8,000 characters
+    and then cannot read; here the newest that fit are listed.
+    """
+    from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+    client.log_text(run_id, json.dumps({"columns": COLUMNS, "data": rows}), file)
+    tag, this = (
+        client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"),
+        {"path": file, "type": "table"},
+    )
+    listed = [*(each for each in json.loads(tag) if each != this), this]
+    while len(tag := json.dumps(listed)) > _LONGEST_TAG:
+        del listed[0]
+    client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, tag)
 
 
 def _log_parameters(client: Any, run_id: str, settings: Settings) -> None:
