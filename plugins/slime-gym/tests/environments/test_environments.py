@@ -60,6 +60,11 @@ def test_the_game_hints_until_the_guess_is_right():
     assert said[-1].info == {"guesses": 4}
 
 
+def test_a_number_of_more_digits_than_python_reads_is_none():
+    (said,) = steps(GuessNumber(), Sample(label="17"), "1" * 5000)
+    assert said.content == "\nA number, please.\n"
+
+
 @pytest.mark.parametrize("label", [None, "x", "51", "0"])
 def test_a_label_that_is_no_number_of_the_game_is_an_error(label):
     with pytest.raises(

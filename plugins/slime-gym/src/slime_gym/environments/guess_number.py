@@ -9,6 +9,9 @@ from slime_core.errors import SampleError
 from slime_core.protocols import Environment, Observation
 from slime_core.samples import Sample
 
+#: Longest text that is read as a number: Python refuses to read one of more than 4300 digits.
+_MOST_DIGITS = 100
+
 
 class GuessNumber(Environment):
     """Answers each guess by `higher`, `lower` or `right`; the number is the sample's label.
@@ -42,7 +45,7 @@ class GuessNumber(Environment):
         """Compare the guess with the number."""
         self._guesses += 1
         found = re.search(r"-?\d+", text)
-        if found is None:
+        if found is None or len(found[0]) > _MOST_DIGITS:
             return Observation(content="\nA number, please.\n", reward=0.0)
         guess = int(found[0])
         if guess == self._secret:
