@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from slime_core.errors import SampleError
+from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
 from slime_gym.problems import ORIGIN_KEY, Origin
@@ -38,3 +41,19 @@ def gym(sample: Sample, *, partial: bool = False) -> float:
     lines = sample.response.strip().splitlines()[:n_lines]
     score = origin.score("\n".join(lines).strip()) if lines else 0.0
     return score if partial else float(score >= 1.0)
+
+
+def attempt(sample: Sample) -> Grade:
+    """Score the whole response as an answer, partial scores included; what the scorer cannot take is 0, and `failed` says why.
+
+    Scorers evaluate answers, some of them as Python: what one raises is the answer's fault.
+    """
+    origin = Origin(**sample.metadata[ORIGIN_KEY])
+    origin.entry()  # a problem that cannot be made again is not the answer's fault
+    try:
+        score = origin.score(sample.response)
+    except BaseException as error:  # an answer may call exit()
+        return Grade(score=0.0, details={"failed": f"the scorer raised {type(error).__name__}: {error}"})
+    if not math.isfinite(score):
+        return Grade(score=0.0, details={"failed": f"the scorer gave {score}"})
+    return Grade(score=score)

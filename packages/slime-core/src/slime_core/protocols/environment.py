@@ -41,6 +41,9 @@ class Environment(Protocol):
     environments need not write.
     """
 
+    def use(self, services: dict[str, Any]) -> None:
+        """Take what plugins share in the run, by a name of theirs (`GenerateContext.services`); called first."""
+
     async def reset(self, sample: Sample) -> Content | None:
         """Begin the conversation; returns what stands between the prompt and the first turn, if anything."""
 

@@ -53,6 +53,8 @@ class Dialogue:
         Raises:
             EnvironmentFailure: the environment raised, hung, or answered something unusable.
         """
+        if (use := getattr(self.environment, "use", None)) is not None:
+            use(self.ctx.services)
         if record is None:
             opening = await self._ask("reset", lambda: self.environment.reset(self.sample))
             ended = self._put(*self._ids(opening)) if opening is not None else None

@@ -17,6 +17,7 @@ from slime_core.protocols import (
     Tokenizer,
 )
 from slime_core.rollout.generators.dialogue import Dialogue
+from slime_core.runtime.closing import close_all
 from slime_core.samples import Sample, Status
 from slime_core.testing.contracts.promises import answering, name_of, require, run_within, sample_of
 
@@ -146,6 +147,7 @@ async def _played(
         await dialogue.play(record)
     finally:
         await dialogue.close()
+        await close_all(list(dialogue.ctx.services.values()))
     played.check()
     return played
 
