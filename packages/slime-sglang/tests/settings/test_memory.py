@@ -67,6 +67,46 @@ def test_ranks_of_a_pipeline_stage_share_it(question):
     assert found.parts == {"weights": 792 + 8 + 256, "KV cache": 32768 * 64 // 4}
 
 
+#: Published sizes.
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    "routed_scaling_factor": 2.5, "norm_topk_prob": True, "first_k_dense_replace": 3, "moe_layer_freq": 1, "q_lora_rank": 1536,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000, "max_position_embeddings": 163840, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+QWEN3_NEXT = {
+    "model_type": "qwen3_next", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1, "norm_topk_prob": True, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 4, "linear_value_head_dim": 4, "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "max_position_embeddings": 512, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n_ranks", [1, 8])
+def test_every_rank_has_the_latents_of_latent_attention(question, n_ranks):
+    """61 layers x (512 + 64) x 2 bytes = 70,272 a token."""
+    (found,) = engine_memory(
+        question(
+            f"--rollout-num-gpus-per-engine={n_ranks}", "--sglang-max-total-tokens=1", config=DEEPSEEK_V3
+        )
+    )
+    assert found.parts["KV cache"] == 70_272
+
+
+def test_layers_with_a_delta_net_have_no_cache(question):
+    """Layers 4 and 8 of 8, x 2 x 2 heads x 8 wide x 2 bytes = 128 a token; of two pipeline stages each has one."""
+    flags = ("--sglang-max-total-tokens=1",)
+    (found,) = engine_memory(question(*flags, config=QWEN3_NEXT))
+    assert found.parts["KV cache"] == 128
+    flags = (*flags, "--rollout-num-gpus-per-engine=2", "--sglang-pp-size=2")
+    (found,) = engine_memory(question(*flags, config=QWEN3_NEXT))
+    assert found.parts["KV cache"] == 64
+
+
 @pytest.mark.parametrize(
     "flag", ["quantization=fp8", "kv-cache-dtype=fp8_e5m2", "cpu-offload-gb=4", "attn-dp-size=2"]
 )

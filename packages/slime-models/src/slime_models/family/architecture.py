@@ -143,6 +143,15 @@ class Architecture:
     """Rows of zeros after the embedding in Megatron's tensors; see `with_padded_vocab`."""
 
     @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """Layers, from 0, that keep something of every token for those after it."""
+        return tuple(range(self.num_layers))
+
+    def cache_size(self, n_ranks: int) -> int:
+        """Return the numbers that a rank keeps of a token in such a layer, of heads that so many ranks share: keys and values."""
+        return 2 * max(1, self.num_query_groups // n_ranks) * self.head_dim
+
+    @property
     def heads_per_group(self) -> int:
         """Query heads that share a key and value head."""
         return self.num_attention_heads // self.num_query_groups

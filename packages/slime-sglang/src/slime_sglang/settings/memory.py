@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,29 +146,38 @@ def _cache_bytes(
         each: bytes of a number.
         stages: of the engine's pipeline; the rank is of one with most layers.
         sharing: ranks of a stage, which share heads.
+
+    Source: `MHATokenToKVPool`, `MLATokenToKVPool` and `HybridLinearKVPool` of SGLang; what an indexer and delta nets keep, and that
+    layers with a window keep less, is left out.
     """
     a = architecture
-    layers = math.ceil(a.num_layers / stages)
-    heads = max(1, a.num_query_groups // sharing)
+    stage_of = _stages(a, stages)
+    layers = max(Counter(stage_of[layer] for layer in a.cached_layers).values(), default=0)
     given = arguments.get("max_total_tokens")
     if question.device.kind == "cpu":
         tokens = int(given or _CPU_TOKENS)
     else:
         tokens = min(question.longest_request, int(given or question.longest_request))
-    return 2 * layers * heads * a.head_dim * each * tokens
+    return layers * a.cache_size(sharing) * each * tokens
+
+
+def _stages(architecture: Architecture, stages: int) -> list[int]:
+    """Return the pipeline stage of each layer: they are shared out evenly, the last stages having one more.
+
+    Source: `get_pp_indices` of SGLang.
+    """
+    least, rest = divmod(architecture.num_layers, stages)
+    return [stage for stage in range(stages) for _ in range(least + (stage >= stages - rest))]
 
 
 def _largest_stage(family: ModelFamily, architecture: Architecture, stages: int) -> int:
     """Return the numbers in the weights of the pipeline stage that has most.
 
-    Layers are shared out evenly, the last stages having one more; the first has the embedding, too, and the last all else, with an
-    output layer of its own where the model has the embedding for one.
-
-    Source: `get_pp_indices` of SGLang.
+    Beside its layers the first has the embedding, and the last all else, with an output layer of its own where the model has the
+    embedding for one.
     """
     a = architecture
-    least, rest = divmod(a.num_layers, stages)
-    stage_of = [stage for stage in range(stages) for _ in range(least + (stage >= stages - rest))]
+    stage_of = _stages(a, stages)
     sizes = [0] * stages
     for name, shape in family.hf_shapes(a).items():
         layer = _LAYER.search(name)

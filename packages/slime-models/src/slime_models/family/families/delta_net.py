@@ -70,6 +70,11 @@ class DeltaNetArchitecture(Architecture):
         return tuple(layer for layer in range(self.num_layers) if layer not in self.linear_layers)
 
     @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """Those with attention: what a delta net keeps does not grow with the tokens."""
+        return self.full_layers
+
+    @property
     def has_like_layers(self) -> bool:
         """False: a delta net and attention have other tensors."""
         return False

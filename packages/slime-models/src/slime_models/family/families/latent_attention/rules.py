@@ -70,6 +70,10 @@ class LatentArchitecture(Architecture):
         """Numbers that a token's keys and values of a layer are made of: what a cache needs to hold."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
+    def cache_size(self, n_ranks: int) -> int:
+        """Return the numbers that a rank keeps of a token: the latent vector and the rotated key, which all heads share."""
+        return self.latent_size
+
     @property
     def latent_query_size(self) -> int:
         """Rows of the projection to all heads' queries: `query_size`, which config.json spells otherwise here."""
