@@ -80,6 +80,15 @@ def test_an_engine_that_needs_a_gpu_for_the_family_is_refused_on_a_cpu_of_this_m
     assert problems(tmp_path, families, "--launcher", "elsewhere") == []
 
 
+@pytest.mark.parametrize("model_type", ["gpt_oss", "minimax_m2", "qwen3_5", "qwen3_5_moe_text"])
+def test_sglang_is_refused_where_it_holds_weights_under_names_that_no_update_has_also_with_gpus_elsewhere(
+    tmp_path, model_type
+):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(model_type)))
+    (problem,) = problems(tmp_path, None, "--launcher", "elsewhere", "--rollout-engine", "sglang")
+    assert problem.endswith("no update could be proven")
+
+
 class Families(Registry):
     """A registry in which one family is installed."""
 
