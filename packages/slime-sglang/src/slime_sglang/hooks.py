@@ -111,6 +111,10 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
         from slime_sglang.checks.served_folder import served_problems
 
         yield from served_problems(build, folder)
+    elif trainer_factory(build.settings.train, build.registry).capabilities.learns:
+        from slime_sglang.checks.served_folder import updated_folder_problems
+
+        yield from updated_folder_problems(build)
     if fleet.has_router and ROUTED_EXPERTS in build.engine_needs:
         yield Problem(
             router_setting(fleet),

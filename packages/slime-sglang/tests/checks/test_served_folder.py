@@ -33,6 +33,12 @@ SIZES = {
     "tie_word_embeddings": True,
 }
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 128}
+#: One layer, which has a delta net.
+DELTA_NET = {
+    "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention"], "shared_expert_intermediate_size": 128,
+    "decoder_sparse_step": 1, "norm_topk_prob": True, "partial_rotary_factor": 0.25, "num_experts_per_tok": 2,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -63,16 +69,16 @@ def folders(registry, tmp_path):
 def problems(registry):
     """What is wrong with a run whose servers start from another folder than its trainer."""
 
-    def find(plain: Path, served: Path, *more: str) -> list[str]:
+    def find(plain: Path, served: Path | None, *more: str) -> list[str]:
         given = [
             "--rollout-engine",
             "sglang",
             "--hf-checkpoint",
             str(plain),
-            "--sglang-model-path",
-            str(served),
             *more,
         ]
+        if served is not None:
+            given += ["--sglang-model-path", str(served)]
         settings = load_settings(
             [], ["--rollout-batch-size", "1", "--rollout-max-response-len", "8", *given], registry=registry
         )
@@ -176,6 +182,32 @@ def test_a_folder_that_is_another_or_not_whole_is_named(folders, problems, damag
     (problem,) = problems(plain, few)
     assert "sglang.model_path: found" in problem
     assert message in problem
+
+
+def add_scales(folder, module):
+    """Quantise a module beside those that were."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{module}.weight_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_folder_with_scales_of_what_no_update_quantises_is_refused(folders, problems, is_own):
+    plain, few = folders("qwen3", "fp8-block")
+    add_scales(few, "model.layers.0.linear_attn.out_proj")
+    (problem,) = problems(few, None) if is_own else problems(plain, few)
+    assert (
+        f"{'model.hf_checkpoint' if is_own else 'sglang.model_path'}: found {few}, which has model.layers.0"
+        in problem
+    )
+    assert "linear_attn.out_proj.weight_scale_inv: its servers would hold these matrices quantised" in problem
+
+
+def test_scales_of_layers_that_are_not_of_the_model_are_no_problem(folders, problems):
+    _, few = folders("qwen3_next", "fp8-block", **EXPERTS | DELTA_NET)
+    assert problems(few, None) == []
+    add_scales(few, "mtp.layers.0.self_attn.q_proj")
+    assert problems(few, None) == []
 
 
 def test_a_run_of_quantised_weights_is_not_refused_as_they_are_dequantised(folders, registry):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import is_local
-from slime_core.errors import CheckpointError, DataError, Problem
+from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.config import read_quantization
@@ -17,6 +18,9 @@ from slime_models.transfer.manifest import listed
 from slime_sglang.inside.parameters import STACKED
 from slime_sglang.server.command import Device, visible_device
 from slime_sglang.settings.model_family import model_family
+
+if TYPE_CHECKING:
+    from slime_models.family.family import ModelFamily
 
 _WHERE = "sglang.model_path"
 _STACKED_PARTS = frozenset(part for parts in STACKED.values() for part in parts)
@@ -45,7 +49,8 @@ def served_problems(build: BuildContext, folder: Path) -> Iterator[Problem]:
         yield from not_computed(quantization, shapes, model_type=family.model_type, device=device)
     specs = specs_of(shapes, dtype="bfloat16", quantization=quantization)
     try:
-        missing = sorted(specs.keys() - HfCheckpoint(folder).keys())
+        held = HfCheckpoint(folder)
+        missing = sorted(specs.keys() - held.keys())
     except CheckpointError as error:
         yield Problem(_WHERE, str(error), "a whole Hugging Face folder")
         return
@@ -54,6 +59,37 @@ def served_problems(build: BuildContext, folder: Path) -> Iterator[Problem]:
             _WHERE,
             f"{folder}, which lacks {listed(missing)}, for which its config.json asks",
             "a folder that `slime convert quantize` wrote",
+        )
+    yield from _scale_problems(_WHERE, held, family, config)
+
+
+def updated_folder_problems(build: BuildContext) -> Iterator[Problem]:
+    """Yield why the trainer's updates cannot be quantised to the tensors of the run's own folder, from which servers start, too."""
+    try:
+        family, config = model_family(build), read_config(build.model_path)
+        if read_quantization(config) is not None:
+            held = HfCheckpoint(build.model_path)
+            yield from _scale_problems("model.hf_checkpoint", held, family, config)
+    except (CheckpointError, DataError, PluginError):
+        return  # what has no family, no weights, or a format that nobody reads is reported by others
+
+
+def _scale_problems(
+    where: str, held: HfCheckpoint, family: ModelFamily, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Yield that a folder has scales of modules that no update quantises; what is not of the model may have some."""
+    architecture, quantization = family.architecture(config), read_quantization(config)
+    if quantization is None:
+        return
+    specs = specs_of(family.hf_shapes(architecture), dtype="bfloat16", quantization=quantization)
+    scales = {name for name in held if name.endswith(f".{quantization.scale}")} - specs.keys()
+    if unknown := sorted(scales - set(family.left_over(scales, architecture))):
+        yield Problem(
+            where,
+            f"{held.folder}, which has {listed(unknown)}: its servers would hold these matrices quantised, and an update has them "
+            "as they are",
+            "scales of linear layers alone that `slime convert quantize` quantises",
+            "dequantise the folder (`slime convert dequantize`), and quantise that for --sglang-model-path",
         )
 
 
