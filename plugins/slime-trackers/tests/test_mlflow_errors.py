@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_trackers.mlflow import _key, _log_table
+from slime_trackers.mlflow import _key, _log_table, _refused
 from slime_trackers.sender import Sender
 
 
@@ -111,6 +111,16 @@ def test_a_name_that_mlflow_refuses_is_sent_as_one_that_it_takes(train, rows_of,
     found = client.get_run((run / "mlflow_run_id").read_text().strip()).data.metrics
     assert "eval/sums _hard__ 100_" in found
     assert len(found) == len({name for metrics in rows_of(run).values() for name in metrics})
+
+
+def test_what_mlflow_itself_refuses_is_told_from_what_it_could_not_be_asked():
+    from mlflow.exceptions import MlflowException, RestException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+    assert _refused(MlflowException("a name", INVALID_PARAMETER_VALUE))
+    assert _refused(RestException({"error_code": "INVALID_PARAMETER_VALUE", "message": "a name"}))
+    assert not _refused(MlflowException("API request failed with exception"))
+    assert not _refused(OSError("away"))
 
 
 def test_calls_are_made_in_order_again_from_the_one_that_failed_and_one_that_is_refused_is_left_out(caplog):

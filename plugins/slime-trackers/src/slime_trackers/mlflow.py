@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _ID_FILE = "mlflow_run_id"
 #: A slime run's end -> MLflow's.
 _ENDED = {"completed": "FINISHED", "interrupted": "KILLED"}
+#: What MLflow calls an error of what it was sent.
+_REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 #: Seconds that what was not sent has at the run's end.
 _LAST_S = 20.0
 #: What MLflow takes at once, and the longest value of a tag.
@@ -119,7 +121,7 @@ def _refused(error: Exception) -> bool:
     """Return whether MLflow refuses what it was sent, which it would again."""
     from mlflow.exceptions import MlflowException
 
-    return isinstance(error, MlflowException) and error.get_http_status_code() == 400
+    return isinstance(error, MlflowException) and error.error_code in _REFUSALS
 
 
 def _log_table(client: Any, run_id: str, rows: Sequence[Row], file: str) -> None:

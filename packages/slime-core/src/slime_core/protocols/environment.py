@@ -43,6 +43,7 @@ class Environment(Protocol):
 
     def use(self, services: dict[str, Any]) -> None:
         """Take what plugins share in the run, by a name of theirs (`GenerateContext.services`); called first."""
+        return
 
     async def reset(self, sample: Sample) -> Content | None:
         """Begin the conversation; returns what stands between the prompt and the first turn, if anything."""
