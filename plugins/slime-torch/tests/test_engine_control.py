@@ -146,6 +146,30 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(scenario):
     assert len(answer.tokens) == 3
 
 
+def test_what_finished_in_a_step_that_fails_later_is_answered(scenario):
+    async def body(engine):
+        good = engine._scheduler._model
+
+        class BrokenDecode:
+            def __getattr__(self, name):
+                if name == "decode":
+                    raise ValueError("no such kernel")
+                return getattr(good, name)
+
+        engine._scheduler._model = BrokenDecode()
+        asked = [
+            asyncio.create_task(engine.generate(prompt, replace(LONG, max_new_tokens=n, min_new_tokens=n)))
+            for prompt, n in zip(PROMPTS, (1, 5, 1), strict=True)
+        ]
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, failed, last = scenario(body)
+    assert [len(one.tokens) for one in (first, last)] == [1, 1]
+    assert isinstance(failed, EngineError)
+    assert "no such kernel" in str(failed)
+
+
 def test_close_fails_what_is_in_flight_and_may_be_called_twice(scenario):
     async def body(engine):
         tasks = begin(engine)

@@ -58,6 +58,7 @@ class Scheduler:
         self._with_routes = with_routes and bool(model.architecture.moe_layers)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self._finished: list[Request] = []
         self.version = "initial"
         """Of the weights."""
         self._n_submitted = self._n_retracted = 0
@@ -86,10 +87,13 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Fill free slots, and give every running request its next token; returns those that finished."""
+        """Fill free slots, and give every running request its next token; returns those that finished.
+
+        Where it raises, `take_finished` has those that had finished by then.
+        """
         self._drop_cancelled()
         self._admit()
-        finished = self._leave()
+        self._finished += self._leave()
         if self.running:
             self._make_room()
             tokens = np.array([request.tokens[-1] for request in self.running])
@@ -104,7 +108,12 @@ class Scheduler:
                 self._append(self.running, *drawn)
             else:
                 self._decode(tokens, lengths)
-            finished += self._leave()
+            self._finished += self._leave()
+        return self.take_finished()
+
+    def take_finished(self) -> list[Request]:
+        """Return the requests that finished since this was last asked."""
+        finished, self._finished = self._finished, []
         return finished
 
     def _decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:

@@ -115,6 +115,7 @@ class Worker:
         except Exception as error:  # the edge of the thread: whoever waits for an answer must get this one
             failure = EngineError(f"torch engine: a generation step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
+            self.finish(scheduler.take_finished())
             self.finish(scheduler.clear(), failure)
 
     def _execute(self, command: Callable[[], Any], future: asyncio.Future[Any]) -> None:
