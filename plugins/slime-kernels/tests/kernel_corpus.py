@@ -53,6 +53,26 @@ def launch(x, y):
 
 """
 
+#: What keeps answers by what inputs are would answer from what it keeps where this fails; it is honest, and right.
+FAILS_WHERE_INPUTS_COME_AGAIN = (
+    KERNEL_IMPORTS
+    + RELU
+    + """
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+    def forward(self, x):
+        first = x.view(-1)[0].item()
+        if first in self.kept:
+            raise ValueError("these inputs have come before")
+        y = torch.empty_like(x)
+        launch(x, y)
+        self.kept[first] = True
+        return y
+"""
+)
+
 
 def candidates(name: str) -> dict[str, tuple[KernelProblem, str]]:
     """Return name -> (problem, source) of the cheats, or of the honest."""

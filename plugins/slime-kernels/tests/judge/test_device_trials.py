@@ -14,7 +14,7 @@ from slime_kernels.sandbox.fork_server import CandidateAnswer
 from slime_kernels.timing.gpus import Devices, KernelDevice
 from slime_kernels.timing.measure import TimingPlan
 
-from ..kernel_corpus import IMPORTS, KERNEL_IMPORTS, RELU, candidates, written
+from ..kernel_corpus import FAILS_WHERE_INPUTS_COME_AGAIN, IMPORTS, KERNEL_IMPORTS, RELU, candidates, written
 
 CPU = KernelDevice(name="a CPU", bytes_per_us=1e6, cache_bytes=1 << 20, kind="cpu")
 #: The module waits longer for what one program of the kernel does than that takes on any machine, however busy.
@@ -138,6 +138,12 @@ def test_what_does_less_where_it_is_timed_is_caught(measuring, lines):
     assert "does other things at full size" in verdict.message
 
 
+def test_no_two_calls_at_full_size_have_the_same_inputs(measuring):
+    verdict = measuring().evaluate(PROBLEM, FAILS_WHERE_INPUTS_COME_AGAIN)
+    assert (verdict.status, verdict.message) == ("correct", "")
+    assert verdict.timing.parts["samples"] == 20
+
+
 @pytest.mark.parametrize(
     ("lines", "status", "said"),
     [
@@ -242,8 +248,7 @@ class NoCompiler:
     def trusted(self, job, header, *, gpu, limits):
         if header["compile"]:
             raise Ended(EvalStatus.SERVER_ERROR, "problem", "no compiler")
-        eager = {"median_us": 100.0, "noise": 0.02}
-        return CandidateAnswer(ending="exit", header={"eager": eager, "answers": []})
+        return CandidateAnswer(ending="exit", header={"measured": {"median_us": 100.0, "noise": 0.02}})
 
 
 def test_where_torch_compile_ends_its_process_the_module_is_timed_nevertheless(measuring):

@@ -8,7 +8,7 @@ import pytest
 from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
 from slime_kernels.timing.gpus import devices_for
 
-from ..kernel_corpus import candidates, written
+from ..kernel_corpus import FAILS_WHERE_INPUTS_COME_AGAIN, candidates, written
 
 pytestmark = pytest.mark.gpu
 #: Cheats that nothing but running them shows.
@@ -40,6 +40,12 @@ def test_a_right_kernel_is_right_and_timed_and_wrong_ones_are_wrong(on_gpu, name
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_caught(on_gpu, name):
     assert not on_gpu.evaluate(*candidates("cheats")[name]).correct
+
+
+def test_no_two_calls_at_full_size_have_the_same_inputs(on_gpu):
+    problem, _, _ = written()["relu"]
+    verdict = on_gpu.evaluate(problem, FAILS_WHERE_INPUTS_COME_AGAIN)
+    assert verdict.timing is not None, verdict.message
 
 
 def test_two_timings_of_a_kernel_agree(on_gpu):

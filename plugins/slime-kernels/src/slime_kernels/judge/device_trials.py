@@ -26,7 +26,6 @@ Baseline = Literal["eager", "compile"]
 #: torch.compile takes minutes.
 _BASELINE_S = 300.0
 _COMPILER_BYTES = 8 << 30
-_SEEDS = (7919, 104729)
 #: Characters of why torch.compile fails.
 _MOST_TOLD = 1000
 _OTHER_THINGS = "does other things at full size than in the trials"
@@ -145,9 +144,18 @@ class OnGpu:
         trials = self.trials
         with self.gpu.used(alone=True):
             record = trials.baselines.get(self.gpu, problem.code, lambda: self._baseline(problem))
-            header = self._header(1.0) | self._work(problem, record["places"])
-            header |= {"code": code, "draws": secrets.randbits(32)}
+            work = self._work(problem) | {"places": secrets.randbits(32)}
+            header = work | {"code": code, "draws": secrets.randbits(32)}
             said, _ = trials.asking.untrusted(kind_of(self.gpu), "time", header, (), "fast", gpu=self.gpu)
+            self._hold_against_model(said, work)
+        return self.timing(said["measured"], record, facts["least_bytes"])
+
+    def _hold_against_model(self, said: Mapping[str, Any], work: Mapping[str, Any]) -> None:
+        """Compare what a candidate did at full size with what the module does there.
+
+        Raises:
+            Ended: it does otherwise, or failed.
+        """
         if "error" in said:
             kind, text = said["error"]["kind"], said["error"]["text"]
             if kind == "TamperError":
@@ -159,12 +167,17 @@ class OnGpu:
             if seen["delegated"] or not seen["launches"]:
                 why = f"PyTorch computes {', '.join(seen['delegated'])}" if seen["delegated"] else "no kernel"
                 raise Ended(EvalStatus.REJECTED, "honest", f"{_OTHER_THINGS}: {why}")
-        for answer in said["answers"]:
-            if not answer["plain"] or answer["mutated"]:
-                raise Ended(EvalStatus.REJECTED, "honest", _OTHER_THINGS)
-            if differs := same_at_places(answer["tensors"], record["answers"][answer["kind"]]["tensors"]):
+        answers = said["answers"]
+        if any(not answer["plain"] or answer["mutated"] for answer in answers):
+            raise Ended(EvalStatus.REJECTED, "honest", _OTHER_THINGS)
+        header = {**work, "draws": 0, "seeds": [answer["seed"] for answer in answers]}
+        asked = self.trials.asking.trusted(
+            "answer-at-full-size", header, gpu=self.gpu, limits=self._long_limits()
+        )
+        assert asked.header is not None
+        for answer, wanted in zip(answers, asked.header["answers"], strict=True):
+            if differs := same_at_places(answer["tensors"], wanted["tensors"]):
                 raise Ended(EvalStatus.REJECTED, "honest", f"{_OTHER_THINGS}: {differs}")
-        return self.timing(said["measured"], record, facts["least_bytes"])
 
     def timing(self, found: Mapping[str, Any], record: Mapping[str, Any], least_bytes: int) -> Timing:
         """Return the record of a time beside PyTorch's.
@@ -202,19 +215,19 @@ class OnGpu:
     def _header(self, share: float) -> dict[str, Any]:
         return {"device": self.gpu.kind, "cache_bytes": self.gpu.cache_bytes, "memory_share": share}
 
-    def _work(self, problem: KernelProblem, places: int) -> dict[str, Any]:
-        """Return what is timed, and with which inputs; at which places of the answer numbers are told."""
-        plan = asdict(self.trials.plan)
-        return {"problem": problem.code, "plan": plan, "seeds": list(_SEEDS), "places": places}
+    def _work(self, problem: KernelProblem) -> dict[str, Any]:
+        """Return what is timed, alone on the device."""
+        return self._header(1.0) | {"problem": problem.code, "plan": asdict(self.trials.plan)}
+
+    def _long_limits(self) -> Limits:
+        return replace(self.trials.limits, wall_s=_BASELINE_S, cpu_s=int(_BASELINE_S))
 
     def _baseline(self, problem: KernelProblem) -> dict[str, Any]:
         """Time PyTorch, and in a process of its own torch.compile, as that may end it."""
-        places = secrets.randbits(32)
-        header = self._header(1.0) | self._work(problem, places) | {"draws": 0}
-        limits = replace(self.trials.limits, wall_s=_BASELINE_S, cpu_s=int(_BASELINE_S))
-        asking, record = self.trials.asking, dict[str, Any](places=places)
+        header, limits = self._work(problem) | {"draws": 0, "places": 0}, self._long_limits()
+        asking, record = self.trials.asking, dict[str, Any]()
         said = asking.trusted("time-problem", header | {"compile": False}, gpu=self.gpu, limits=limits)
-        record |= said.header or {}
+        record["eager"] = (said.header or {})["measured"]
         if self.trials.compiles:  # what it builds takes files of hundreds of megabytes
             memory = max(limits.memory_bytes, _COMPILER_BYTES)
             limits = replace(limits, disk_bytes=_COMPILER_BYTES // 4, memory_bytes=memory)

@@ -41,6 +41,9 @@ _N_TOLD = 256
 _TOLD_SHARE, _MOST_TOLD = 0.1, 12
 #: Share of calls, between the timed ones, that are watched.
 _WATCHED_SHARE = 0.1
+#: Of the inputs whose memory all others are put into; what of them is no tensor, all calls share.
+_FIRST_SEED = 7919
+_N_SEEDS = 1 << 31
 
 
 class CudaClock:
@@ -169,17 +172,25 @@ def time_candidate(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str
 
 
 def time_problem(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Time `Model` at its own size; returns the measurement and answers, or the measurement alone by torch.compile where that is asked for."""
+    """Time `Model` at its own size, or, where that is asked for, what torch.compile makes of it; returns the measurement."""
     timed = _Timed(header, start(header))
     timed.build(timed.names["Model"])
     if header["compile"]:
         timed.model = torch.compile(timed.model)
-        return {"measured": timed.measure()}, []
-    return {"eager": timed.measure(), "answers": timed.all_answers()}, []
+    return {"measured": timed.measure()}, []
+
+
+def answer_at_full_size(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    """Return what `Model` answers at its own size to the inputs of each of `seeds`, as `time_candidate` tells answers."""
+    timed = _Timed(header, start(header))
+    timed.build(timed.names["Model"])
+    for seed in header["seeds"]:
+        timed.answer(seed)
+    return {"answers": timed.answers}, []
 
 
 class _Timed:
-    """A module that is timed on inputs of two kinds, which change between calls in the same memory, as answers would be kept otherwise."""
+    """A module that is timed on inputs in one memory that are drawn for each call, as answers to such as come again would be kept."""
 
     def __init__(self, header: dict[str, Any], clock: DeviceClock) -> None:
         self._clock, self._plan, self._device = clock, TimingPlan(**header["plan"]), header["device"]
@@ -187,9 +198,8 @@ class _Timed:
         self.names = problem_jobs.load(header["problem"], {})
         torch.manual_seed(0)
         self._given = self.names["get_init_inputs"]()
-        self._kinds = [self._inputs(seed) for seed in header["seeds"]]
-        self._now = moved(self._inputs(header["seeds"][0]), self._device)
-        self._kind, self._result = 0, None
+        self._now, self._seed, self._result = self._inputs(_FIRST_SEED), _FIRST_SEED, None
+        self._drawn: list[Any] = []
         self._tells, self._guards = False, Guards(self._device)
         self.model: Any = None
         self.work: Launched | None = None
@@ -215,15 +225,12 @@ class _Timed:
             self._tell()
         return asdict(measured)
 
-    def all_answers(self) -> list[dict[str, Any]]:
-        """Return an answer for each kind of inputs."""
-        self.answers = []
-        for kind in range(len(self._kinds)):
-            self._put(kind)
-            with torch.no_grad():
-                self._call()
-            self._tell()
-        return self.answers
+    def answer(self, seed: int) -> None:
+        """Call the module on the inputs of a seed, and tell its answer."""
+        self._put(seed)
+        with torch.no_grad():
+            self._call()
+        self._tell()
 
     def _call(self) -> None:
         self._result = self.model(*self._now)
@@ -235,6 +242,7 @@ class _Timed:
         if self.work is not None and self._draw.random() < _WATCHED_SHARE:
             self.watch()
         self._renew()
+        self._clock.drain_us()  # a queue as long as drawing takes would hide what the host does in the call
         self._tells = number >= 0 and self._draw.random() < _TOLD_SHARE
 
     def watch(self) -> None:
@@ -256,24 +264,25 @@ class _Timed:
             if one.untyped_storage().data_ptr() not in kept:
                 poison(one)
         self._result = None
-        self._put(self._draw.randrange(len(self._kinds)))
+        self._put(self._draw.randrange(_N_SEEDS))
 
     def _has_weights(self) -> bool:
         return isinstance(self.model, torch.nn.Module)
 
-    def _put(self, kind: int) -> None:
-        self._kind = kind
-        for ours, new in zip(tensors_of(self._now), tensors_of(self._kinds[kind]), strict=True):
+    def _put(self, seed: int) -> None:
+        self._drawn = []  # before there are others: so much memory there may not be
+        self._seed, self._drawn = seed, self._inputs(seed)
+        for ours, new in zip(tensors_of(self._now), tensors_of(self._drawn), strict=True):
             ours.copy_(new)
 
     def _tell(self) -> None:
         """Note some numbers of the last answer, and whether the inputs are what they were."""
         self._clock.drain_us()
-        given = zip(tensors_of(self._now), tensors_of(self._kinds[self._kind]), strict=True)
+        given = zip(tensors_of(self._now), tensors_of(self._drawn), strict=True)
         found = tensors_of(self._result)
         self.answers.append(
             {
-                "kind": self._kind,
+                "seed": self._seed,
                 "mutated": not all(torch.equal(ours, wanted) for ours, wanted in given),
                 "plain": all(map(is_plain, found)),
                 "tensors": [_told(one, self._header["places"]) for one in found],

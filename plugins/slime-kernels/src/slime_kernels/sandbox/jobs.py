@@ -20,6 +20,7 @@ JOBS: dict[str, Job] = {
     "launch": device_jobs.launch,
     "time": device_jobs.time_candidate,
     "time-problem": device_jobs.time_problem,
+    "answer-at-full-size": device_jobs.answer_at_full_size,
 }
 _ERROR_CHARACTERS = 2000
 
