@@ -11,6 +11,7 @@ from slime_compat.views.running.namespace import Args
 from slime_compat.views.samples.sample import viewed
 from slime_core import samples
 from slime_core.errors import SampleError
+from slime_core.testing.tabular import load_tokenizer
 
 META = {"finish_reason": {"type": "length"}, "weight_version": 3, "cached_tokens": 2, "prompt_tokens": 4}
 
@@ -35,6 +36,21 @@ def test_tokens_without_log_probs_leave_the_sample_as_it_was():
     with pytest.raises(SampleError, match="log_probs given for tokens that are not trainable"):
         sample.append_response_tokens(tokens=[3], log_probs=[-1.0], trainable=False)
     assert sample.tokens == [1] and sample.response_length == 0
+
+
+def test_versions_of_an_answer_go_no_further_than_what_is_appended_and_kept_of_it():
+    spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 3}]
+    told = {"finish_reason": {"type": "stop"}, "weight_version": "4", "weight_versions": spans}
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(tokens=[5, 6], log_probs=[-1.0, -1.0], meta_info=told)
+    assert (sample.weight_versions, sample.weight_version_starts) == (["3"], [0])
+    sample.append_response_tokens(tokens=[7], trainable=False)
+    sample.append_response_tokens(tokens=[5, 6, 7], log_probs=[-1.0] * 3, meta_info=told)
+    assert (sample.weight_versions, sample.weight_version_starts) == (["3", "3", "4"], [0, 3, 5])
+    sample.strip_last_output_tokens(1, load_tokenizer(""))
+    assert (sample.weight_versions, sample.weight_version_starts) == (["3", "3"], [0, 3])
+    sample.strip_last_output_tokens(3, load_tokenizer(""))
+    assert (sample.weight_versions, sample.environment_spans) == (["3"], [])
 
 
 def test_a_view_is_the_sample_itself():

@@ -10,6 +10,7 @@ from typing import Any
 from slime_core.errors import PluginError, SampleError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.samples import Sample, Status
+from slime_core.samples.versions import version_number
 
 from slime_compat.adapters.calling import Theirs
 from slime_compat.adapters.table import takes
@@ -27,7 +28,7 @@ class ReferenceGenerate:
 
     A sample that begins has no ids yet, as there: the function encodes its prompt, which may be another than the data's. What a
     function that writes a sample's fields itself leaves out is filled in: spans that were put in, from the loss mask; weights,
-    those of the run's engine.
+    the oldest that the call was answered by.
 
     Args:
         path: `module:attribute`.
@@ -54,7 +55,7 @@ class ReferenceGenerate:
         given = viewed(sample)
         prompt_ids = begin(given)
         more = {"evaluation": ctx.evaluation} if self._says_evaluation else {}
-        with using(runtime):
+        with using(runtime), runtime.server.noting(runtime.served):
             answer = self._theirs.function(runtime.args, given, params_dict(params), **more)
             if not inspect.isawaitable(answer):
                 raise PluginError(
@@ -92,7 +93,7 @@ def settle(sample: Sample, given: Sample, prompt_ids: Sequence[int], *, version:
         sample: that it returned.
         given: that it was given.
         prompt_ids: of that one.
-        version: of the weights that answered last; None where nothing was asked.
+        version: the oldest of the weights that answered; None where nothing was asked.
 
     Raises:
         SampleError: the loss mask has another length than the response.
@@ -121,8 +122,8 @@ def settle(sample: Sample, given: Sample, prompt_ids: Sequence[int], *, version:
     if sample.response_length and not sample.weight_versions and version:
         sample.weight_versions, sample.weight_version_starts = [version], [0]
     elif len(sample.weight_version_starts) != len(sample.weight_versions):
-        sample.weight_versions = [str(sample.weight_versions[0])]
-        sample.weight_version_starts = [0]
+        known = [str(sample.weight_versions[0]), *([version] if version else ())]
+        sample.weight_versions, sample.weight_version_starts = [min(known, key=version_number)], [0]
     if sample.status is Status.PENDING and sample.response_length:
         sample.status = Status.COMPLETED  # as there, where only truncated and aborted samples are told apart
     if sample.status is Status.FAILED and not sample.failure:

@@ -100,7 +100,7 @@ class _Caller:
     async def call(
         self, run: RolloutRun, step: int, rollout_id: int, source: DataSourceView, *, evaluation: bool
     ) -> tuple[Any, str | None]:
-        """Return what the function returned, and the weights that answered last."""
+        """Return what the function returned, and the oldest weights that answered."""
         if evaluation and not self._says_evaluation:
             raise PluginError(f"{self.theirs.who}: takes no `evaluation`; wanted {self.theirs.form}")
         context = GenerateContext(
@@ -114,7 +114,7 @@ class _Caller:
         hold(runtime)
         more = {"evaluation": evaluation} if self._says_evaluation else {}
         function, args = self.theirs.function, runtime.args
-        with using(runtime), _named(self.theirs.who):
+        with using(runtime), runtime.server.noting(runtime.served), _named(self.theirs.who):
             if inspect.iscoroutinefunction(function):
                 answer = await function(args, rollout_id, source, **more)
             else:

@@ -123,6 +123,12 @@ async def answer(
     return _response(payload, completion, len(ids), params, tokenizer)
 
 
+def versions_in(meta: Mapping[str, Any]) -> list[str]:
+    """Return the versions of the weights that generated an answer's tokens, in order, by its `meta_info`; none where it has none."""
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version") or ""}]
+    return [str(span["version"]) for span in spans if span["version"] != ""]
+
+
 def next_seed(params: SamplingParams | None, number: int) -> int | None:
     """Return the seed of a sample's request: requests for one prompt are to differ, and a run to be repeatable."""
     if params is None or params.seed is None:
@@ -153,6 +159,8 @@ def _response(
         **told.get("timings", {}),
         **told.get("spec_info", {}),
     }
+    if spans := told.get("weight_versions"):
+        meta["weight_versions"] = [dict(span) for span in spans]
     if payload.get("return_logprob"):
         pairs = zip(completion.log_probs, tokens, strict=True)
         meta["output_token_logprobs"] = [[float(log_prob), token, None] for log_prob, token in pairs]

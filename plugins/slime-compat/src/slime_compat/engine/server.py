@@ -7,8 +7,9 @@ by a client of their choice. Requests pass the run's limit and end when the roll
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +17,7 @@ from slime_core.errors import DataError, SlimeError
 from slime_core.protocols import GenerateContext
 from slime_core.rollout.recorded_engine import RecordedEngine
 
-from slime_compat.engine.requests import answer
+from slime_compat.engine.requests import answer, versions_in
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class EngineServer:
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
         self._context: GenerateContext | None = None
+        self._calls: dict[int, set[str]] = {}
         self.port = 0
         """Port that it listens on; 0 before `start`."""
         self.version: str | None = None
@@ -66,12 +68,22 @@ class EngineServer:
         if runner is not None:
             await runner.cleanup()
 
+    @contextlib.contextmanager
+    def noting(self, versions: set[str]) -> Iterator[None]:
+        """Add the weights that answer each request that comes in this block; whose it is, a request does not say."""
+        self._calls[id(versions)] = versions
+        try:
+            yield
+        finally:
+            del self._calls[id(versions)]
+
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()
 
     async def _generate(self, request: web.Request) -> web.Response:
         context = self._context
         assert context is not None
+        calls = list(self._calls.values())  # not those that begin later: it may be older than their weights
         engine = context.engine.engine if isinstance(context.engine, RecordedEngine) else context.engine
         try:
             payload = await request.json()
@@ -85,4 +97,6 @@ class EngineServer:
             logger.warning("/generate: %s", error)
             return web.json_response({"error": {"message": str(error)}}, status=500)
         self.version = told["meta_info"]["weight_version"] or self.version
+        for versions in calls:
+            versions.update(versions_in(told["meta_info"]))
         return web.json_response(told)

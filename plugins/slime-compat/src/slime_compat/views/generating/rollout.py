@@ -33,7 +33,7 @@ async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]
     if not sample.tokens:
         sample.tokens = runtime.context.tokenizer.encode(str(sample.prompt))
     await runtime.context.turn(sample, _params(runtime, sample, sampling_params))
-    runtime.own_version = sample.weight_versions[-1] if sample.weight_versions else runtime.own_version
+    runtime.own.update(sample.weight_versions)
     return viewed(sample)
 
 

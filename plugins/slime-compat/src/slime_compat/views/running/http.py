@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from slime_core.errors import EngineError
 
-from slime_compat.engine.requests import answer, next_seed
+from slime_compat.engine.requests import answer, next_seed, versions_in
 from slime_compat.views.running.loop import awaited
 from slime_compat.views.running.runtime import Runtime, running
 
@@ -66,7 +66,7 @@ async def _own(runtime: Runtime, payload: Mapping[str, Any], session_id: str | N
         default_seed=next_seed(runtime.params, number),
         session_id=session_id,
     )
-    runtime.own_version = told["meta_info"]["weight_version"] or runtime.own_version
+    runtime.own.update(versions_in(told["meta_info"]))
     return told
 
 

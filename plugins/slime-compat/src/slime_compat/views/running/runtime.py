@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.errors import PluginError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.rollout.context import RolloutRun
+from slime_core.samples.versions import version_number
 
 from slime_compat.views.running.namespace import Args
 
@@ -43,15 +44,17 @@ class Runtime:
     """How the sample is drawn, in generate functions."""
     n_requests: int = 0
     """Requests of the sample so far: each is drawn anew."""
-    own_version: str | None = None
-    """Weights that answered the newest request of this call."""
+    own: set[str] = field(default_factory=set)
+    """Weights that answered requests of this call."""
+    served: set[str] = field(default_factory=set)
+    """Weights that answered what the server was asked by anybody in this call."""
     state: GenerateState | None = field(default=None, repr=False)
     """What `GenerateState` returned."""
 
     @property
     def version(self) -> str | None:
-        """Weights that answered the newest request of the call, or else of anybody; None before the first."""
-        return self.own_version or self.server.version
+        """Oldest weights that answered a request of the call, or else of anybody in it; or the newest before it; None before the first."""
+        return min(self.own or self.served, key=version_number, default=self.server.version)
 
 
 #: Attribute of `args` that holds the runtime of a whole rollout.

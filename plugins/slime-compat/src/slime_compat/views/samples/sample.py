@@ -104,7 +104,8 @@ class ReferenceSample(samples.Sample):
             raise SampleError(
                 f"{self.name}: {len(ids)} trainable tokens without log_probs; pass the engine's"
             )
-        finish = told.get("finish_reason") or {}
+        finish, begin = told.get("finish_reason") or {}, self.response_length
+        spans = [span for span in told.get("weight_versions") or () if int(span["start"]) < len(ids)]
         held = {name: getattr(self, name) for name in _GROWING}
         self.append_response(
             ids,
@@ -112,10 +113,12 @@ class ReferenceSample(samples.Sample):
             trainable=trainable,
             text=text or "",
             finish_reason=finish.get("type") if update_terminal_info else None,
-            weight_version=str(told["weight_version"]) if "weight_version" in told else None,
+            weight_version=str(told["weight_version"]) if "weight_version" in told and not spans else None,
             routed_experts=_experts(told, len(self.tokens) + len(ids)),
             top_p_tokens=_top_p(told),
         )
+        self.weight_versions += [str(span["version"]) for span in spans]
+        self.weight_version_starts += [begin + int(span["start"]) for span in spans]
         self._grow(held)
         if "cached_tokens" in told:
             self.prefix_cache_info.add(told)
@@ -142,6 +145,12 @@ class ReferenceSample(samples.Sample):
         for column in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
             if getattr(self, column) is not None:
                 setattr(self, column, getattr(self, column)[:-n])
+        left = self.response_length
+        self.environment_spans = [[at, min(end, left)] for at, end in self.environment_spans if at < left]
+        if len(self.weight_versions) == len(self.weight_version_starts):
+            n_versions = sum(start < left for start in self.weight_version_starts)
+            self.weight_versions = self.weight_versions[:n_versions]
+            self.weight_version_starts = self.weight_version_starts[:n_versions]
         self.response = tokenizer.decode(list(self.response_tokens)) if self.response_length else ""
 
     @classmethod
