@@ -10,6 +10,7 @@ from slime_core.config.sections import TrainSection
 from slime_core.errors import DeadlineError, DeltaBaseError, ReceiverLostError, WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import EngineCapabilities, TrainerCapabilities, TransferPlan
+from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.weights.sync import (
     Agreement,
     choose_transport,
@@ -57,10 +58,18 @@ def test_the_deadline_is_of_the_update_and_not_of_the_start_of_those_who_receive
     engine.open_update = open_once_started
 
     async def main():
-        asyncio.get_running_loop().call_later(0.5, started.set)
-        return await sync_weights(side(agree), engine, version="7", timeout_s=0.1)
+        asyncio.get_running_loop().call_later(50, started.set)
+        return await sync_weights(side(agree), engine, version="7", timeout_s=10)
 
-    assert asyncio.run(main()) == "memory"
+    assert run_in_virtual_time(main()) == ("memory", 50)
+
+
+def test_receivers_that_never_start_are_not_waited_for_without_end():
+    engine = side(agree)
+    engine.open_update = lambda transport, version: asyncio.Event().wait()
+    told = r"weight sync to version 7 by memory: receivers that start: not done after 14400 s"
+    with pytest.raises(DeadlineError, match=told):
+        run_in_virtual_time(sync_weights(side(agree), engine, version="7", timeout_s=10))
 
 
 def test_a_side_that_waits_is_cancelled_when_the_other_fails():

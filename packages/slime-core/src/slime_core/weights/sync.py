@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that an engine may have others start in the place of lost receivers: its own deadlines come first.
+_START_S = 4 * 3600.0
 #: How often an update is sent of which receivers are lost, one after the other.
 _TRIES = 5
 
@@ -169,8 +171,8 @@ async def sync_weights(
     transport = choose_transport(trainer, engine, transport)
 
     async def once() -> tuple[Fingerprint, Fingerprint]:
-        plan = await engine.open_update(transport, version)
         what = f"weight sync to version {version} by {transport}"
+        plan = await within(_START_S, f"{what}: receivers that start", engine.open_update(transport, version))
         return await within(timeout_s, what, _both(trainer.send(plan), engine.receive(plan)))
 
     async def update() -> tuple[Fingerprint, Fingerprint]:
