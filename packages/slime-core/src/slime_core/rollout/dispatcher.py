@@ -134,9 +134,7 @@ class Dispatcher:
         for job, group in zip(jobs, groups, strict=True):
             job.given, job.group = copied(group), group
             job.is_finished = all(sample.status is not Status.ABORTED for sample in group)
-            if job.is_finished:
-                self._tell_of("group_finished", job)
-        self._tell("groups_interrupted", numbers=[job.number for job in jobs if not job.is_finished])
+        self._tell("groups_interrupted", numbers=[job.number for job in jobs])
         yield
         self._waiting += jobs
         self._is_open = is_open
@@ -209,10 +207,7 @@ class Dispatcher:
     def _admit(self) -> None:
         waiting, self._waiting = self._waiting, []
         for job in waiting:
-            if job.is_finished:  # while the requests of others were being ended
-                self._decide(job)
-            else:
-                self._start(job)
+            self._start(job)
         while n := min(self.admission.wanted(self.jobs), self._room()):
             self._count_wave()
             for group in self._run.take(int(n)):
@@ -257,7 +252,10 @@ class Dispatcher:
 
     def _start(self, job: Job) -> None:
         run = self._run
-        work = run_group(run, job.group, params_of=run.sampling_params, engine=self._engine)
+        if job.is_finished:  # while the requests of others were being ended
+            work = _as_it_is(job.group)
+        else:
+            work = run_group(run, job.group, params_of=run.sampling_params, engine=self._engine)
         job.is_finished = False
         self._tell_of("group_submitted", job, version=job.version)
         task = start_now(work)  # so that its requests are in line, or in flight
@@ -364,3 +362,8 @@ class Dispatcher:
             mend = f"mend the reward, whose first failure is: {self._failure}"
             todo = mend if len(drops) == 1 else f"{todo}, or {mend}"
         return f"step {step}: after {most} waves of sampling {kept} of {target} groups are kept; dropped: {reasons or 'none'}; {todo}"
+
+
+async def _as_it_is(group: Group) -> Group:
+    """Return a group that is generated and scored."""
+    return group
