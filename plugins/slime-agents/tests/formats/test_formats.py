@@ -9,6 +9,7 @@ from slime_agents.formats.calls import Malformed, ToolCall
 from slime_agents.formats.glm import Glm
 from slime_agents.formats.hermes import Hermes
 from slime_agents.formats.llama import Llama
+from slime_agents.formats.untyped import with_text
 
 FORMATS = [Hermes(), Glm(), Llama()]
 # Tags within values are the model's own mistake: no format escapes them.
@@ -66,3 +67,31 @@ def test_values_of_xml_are_json_where_they_are_and_text_over_lines_else():
         .calls
     )
     assert isinstance(twice, Malformed)
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "string"}, "2024", "2024"),
+        ({"type": "string"}, "007.50", "007.50"),
+        ({"type": "string"}, "1.50", "1.50"),
+        ({"type": "string"}, "true", "true"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "string"}, '"2024"', "2024"),  # as the format itself writes it
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": "integer"}, "2024", 2024),
+        ({"type": ["string", "number"]}, "2024", 2024),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": ["1", 1]}, "1", 1),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "5", "5"),
+        ({"anyOf": [{"type": "string"}, {}]}, "5", 5),
+        ({}, "5", 5),
+        ("no schema", "5", 5),
+    ],
+)
+def test_a_value_of_xml_is_text_where_the_schema_has_text_alone(schema, written, value):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": schema}}}}
+    text = f"<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
+    (call,) = with_text(Glm().read(text).calls, [{"type": "function"}, tool])
+    assert (type(call.arguments["at"]), call.arguments["at"]) == (type(value), value)

@@ -53,6 +53,16 @@ def test_a_call_of_each_format_is_answered_and_results_are_not_trained_on(name, 
     assert list(sample.tokens) == [*prompt, *second]
 
 
+def test_text_that_reads_as_a_number_is_text_to_a_tool_that_takes_text():
+    written = "<tool_call>later\n<arg_key>text</arg_key>\n<arg_value>2024</arg_value>\n</tool_call>"
+    (sample,), _ = played(
+        lambda text: "Done." if "<|begin|>tool\n" in text else written,
+        tools={"later": tool("later")},
+        tool_format="xml",
+    )
+    assert results_of(sample) == ['{"text": "20242024"}']
+
+
 def test_the_prompt_has_the_tools_and_the_system_prompt():
     say = calls_then_tells()
     prompts = []

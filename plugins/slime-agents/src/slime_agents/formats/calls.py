@@ -17,6 +17,8 @@ class ToolCall:
 
     name: str
     arguments: Mapping[str, Any]
+    written: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Text of those arguments whose form does not tell text from other values; see `formats.untyped`."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _NAME = re.compile(r"\s*([^\s<>]+)\s*(?=<arg_key>|\Z)")
 
 
 class Glm:
-    """The format `xml`. A value that is JSON is that value, any other is text, over as many lines as it has."""
+    """The format `xml`. A value that is JSON is that value, unless its tool takes text there; any other is text, over as many lines as it has."""
 
     def describe(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the text that tells a model of its tools."""
@@ -64,15 +64,16 @@ def _read(body: str) -> ToolCall | Malformed:
     if named is None:
         return Malformed(body, "found no name of a tool after <tool_call>")
     arguments: dict[str, Any] = {}
+    written: dict[str, str] = {}
     end = named.end()
     while pair := _PAIR.match(body, end):
         key = pair[1].strip()
         if key in arguments:
             return Malformed(body, f"{named[1]} is given {key!r} twice")
-        arguments[key], end = _value(pair[2]), pair.end()
+        arguments[key], written[key], end = _value(pair[2]), pair[2], pair.end()
     if rest := body[end:].strip():
         return Malformed(
             body,
             f"after {named[1]} comes {rest[:60]!r}; wanted pairs of <arg_key> and <arg_value>, each closed",
         )
-    return ToolCall(named[1], arguments)
+    return ToolCall(named[1], arguments, written)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from slime_agents.formats.calls import Malformed, Spoken, ToolCall, ToolFormat
+from slime_agents.formats.untyped import with_text
 from slime_agents.tape.messages import Message
 
 _THINK, _THOUGHT = "<think>", "</think>"
@@ -49,12 +52,13 @@ class Reading:
         return made
 
 
-def read_turn(text: str, tool_format: ToolFormat | None) -> Reading:
+def read_turn(text: str, tool_format: ToolFormat | None, tools: Sequence[Mapping[str, Any]] = ()) -> Reading:
     """Read a turn.
 
     Args:
         text: as it was sampled, without what ended it.
         tool_format: how calls are written; None where no tools are offered: what looks like a call is text then.
+        tools: that are offered, as OpenAI's Chat Completions has them.
     """
     thought, closed, rest = text.partition(_THOUGHT)
     if closed:
@@ -62,4 +66,5 @@ def read_turn(text: str, tool_format: ToolFormat | None) -> Reading:
     else:
         reasoning, said = "", text
     spoken = Spoken(said) if tool_format is None else tool_format.read(said)
+    spoken = replace(spoken, calls=with_text(spoken.calls, tools))
     return Reading(reasoning=reasoning, spoken=spoken, text=said)

@@ -240,7 +240,8 @@ class Tape:
         stopped = branch.sample.status is Status.COMPLETED and last_id is None
         ended_by = next((one for one in stop if stopped and text.endswith(one)), None)
         said_text = text if ended_by is None else text[: -len(ended_by)]
-        reading = read_turn(said_text, self._template.tool_format if branch.tools else None)
+        tools = json.loads(branch.tools) if branch.tools else []
+        reading = read_turn(said_text, self._template.tool_format if tools else None, tools)
         message = reading.message(f"call_{self._name}_{number}_")
         reason = "length" if branch.sample.status is Status.TRUNCATED else "stop"
         return TapeTurn(

@@ -43,7 +43,7 @@ class ToolEnvironment(Environment):
         said = ids if last_id is None else ids[:-1]
         # `text` may lack special tokens, which some models begin calls with.
         written = text_after([], said, self._tokenizer, skip_special_tokens=False)
-        calls = read_turn(written, self._template.tool_format).calls
+        calls = read_turn(written, self._template.tool_format, self._toolbox.schemas).calls
         if sample.status is Status.TRUNCATED or not calls:
             return Observation(done=True)
         answers = await self._toolbox.answer(calls)
