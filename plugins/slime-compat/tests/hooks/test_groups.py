@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import numpy as np
 import pytest
-from slime_core.errors import ConfigError, PluginError
+from slime_compat.adapters.rewards import ReferencePostProcess, ReferenceReward
+from slime_compat.views.samples.sample import viewed
+from slime_core.config.functions import run_args
+from slime_core.config.load import load_settings
+from slime_core.data.buffers import groups_from_json, groups_to_json
+from slime_core.errors import ConfigError, PluginError, RewardError
+from slime_core.plugins.registry import Registry
+from slime_core.samples import Sample
 
 FILTER = "--dynamic-sampling-filter-path"
 
@@ -71,6 +80,30 @@ def test_log_functions_take_the_place_of_trackers_where_they_say_so(train, lette
 def test_rewards_are_post_processed_by_a_function_of_all_samples(train):
     run = train("--custom-reward-post-process-path", "group_hooks.post_process", "--num-rollout", "1")
     assert run.summary["status"] == "completed"
+
+
+def scored(reward, settings):
+    sample = viewed(Sample(index=3, tokens=[1, 2], response_length=1, metadata={"own": 1}))
+    value = asyncio.run(ReferenceReward(path=f"group_hooks:{reward}", run_args=settings)(sample))
+    sample.reward = value
+    return sample
+
+
+def test_a_reward_without_a_number_is_post_processed_after_a_resume_too(train, letters):
+    flags = ["--custom-reward-post-process-path", "group_hooks.post_process_answers"]
+    settings = run_args(load_settings([str(letters)], flags, registry=Registry()))
+    held = json.dumps(groups_to_json([[scored("reward_without_a_number", settings)]]))
+    ((sample,),) = groups_from_json(json.loads(held))
+    transform = ReferencePostProcess(path="group_hooks:post_process_answers", run_args=settings)
+    transform.prepare([sample])
+    assert transform(np.zeros(1), np.zeros(1, np.int64)).tolist() == [3 - 0.75]
+    assert (sample.reward, sample.metadata) == (0.0, {"own": 1})
+
+
+def test_a_reward_that_no_checkpoint_can_hold_is_refused(train):
+    flags = ["--custom-reward-post-process-path", "group_hooks.post_process_answers"]
+    with pytest.raises(RewardError, match=r"returned object at \['answer'\]"):
+        train("--custom-rm-path", "group_hooks.reward_that_is_no_json", *flags)
 
 
 def test_a_function_converts_samples_to_training_data(train):

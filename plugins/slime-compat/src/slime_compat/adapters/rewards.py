@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
-from slime_core.rewards.results import SCORE
+from slime_core.rewards.results import SCORE, Failed, plain_value
 from slime_core.samples import Group, Sample
 
 from slime_compat.adapters.calling import Theirs
@@ -99,7 +99,8 @@ class ReferencePostProcess:
         """
         held = [sample.reward for sample in samples]
         for sample in samples:
-            sample.reward = vars(sample).pop(ANSWER, sample.reward)
+            sample.reward = sample.metadata.get(ANSWER, sample.reward)
+            sample.metadata = {name: value for name, value in sample.metadata.items() if name != ANSWER}
         answer = self._theirs.function(self._theirs.args, [viewed(sample) for sample in samples])
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._theirs.refuse(answer)
@@ -136,7 +137,10 @@ def _numbered(args: Any, sample: Sample, answer: Any) -> Any:
         return answer
     if isinstance(answer.get(key), int | float):
         return answer
-    vars(sample)[ANSWER] = answer
+    plain = plain_value(answer)
+    if isinstance(plain, Failed):
+        return answer  # which is refused for the same reason
+    sample.metadata = {**sample.metadata, ANSWER: plain}
     return 0.0 if args.reward_key is None else {key: 0.0}
 
 

@@ -60,6 +60,22 @@ def post_process(args, samples: list[Sample]):
     return raw, [one - mean for one in raw]
 
 
+async def reward_without_a_number(args, sample: Sample, **kwargs):
+    """Return what the post-processing alone can read."""
+    return {"log_probs": [None, -0.5, -0.25], "of": sample.index}
+
+
+async def reward_that_is_no_json(args, sample: Sample, **kwargs):
+    """Return what no checkpoint can hold."""
+    return {"answer": object()}
+
+
+def post_process_answers(args, samples: list[Sample]):
+    """Read what the reward returned."""
+    answers = [sample.get_reward_value(args) for sample in samples]
+    return [0.0 for _ in answers], [sum(answer["log_probs"][1:]) + answer["of"] for answer in answers]
+
+
 def convert(args, samples: list[Sample]):
     """Train on all but the last token of each response."""
     return {

@@ -19,8 +19,8 @@ from slime_core.samples import Status
 
 from slime_compat.views.samples.counters import PrefixCacheInfo, SpecInfo
 
-#: Attribute of a sample whose reward is no number: what the reward returned, for the post-processing.
-ANSWER = "reward_answer"
+#: Key of `metadata` of a sample whose reward is no number: what the reward returned, for the post-processing. A checkpoint has it so.
+ANSWER = "slime_compat_reward"
 #: Columns that `append_response_tokens` makes longer.
 _GROWING = ("tokens", "loss_mask", "rollout_log_probs")
 
@@ -66,7 +66,7 @@ class ReferenceSample(samples.Sample):
 
     def get_reward_value(self, args: Any) -> Any:
         """Return the reward, or of a dict its entry `args.reward_key`."""
-        if (answer := vars(self).get(ANSWER)) is not None:
+        if (answer := self.metadata.get(ANSWER)) is not None:
             return answer
         key = getattr(args, "reward_key", None)
         return self.reward if not key else self.reward[key]  # type: ignore[index]  # a dict, as the key says
