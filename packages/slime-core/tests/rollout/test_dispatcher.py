@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,19 @@ async def drive(prompts, admission, *, steps, train_s=5, mode=None):
     return batches, ages, dispatcher
 
 
+@asynccontextmanager
+async def generating(prompts):
+    """A dispatcher that fills the batch of the first step beside the block."""
+    dispatcher = Dispatcher(prompts, last_step=2)
+    dispatcher.admission = Bounded(max_staleness=1)
+    async with dispatcher.open():
+        filling = asyncio.ensure_future(dispatcher.next(1))
+        try:
+            yield dispatcher
+        finally:
+            filling.cancel()
+
+
 def accounted(prompts, batches, dispatcher):
     """Return how often each prompt that was taken was trained on, dropped, or is still there."""
     held = [job.group[0].index for job in [*dispatcher.jobs.kept, *dispatcher.jobs.undecided]]
@@ -174,18 +188,12 @@ def test_a_generator_that_does_not_return_for_an_update_of_the_weights_is_ended_
     prompts.generate = waits
 
     async def update():
-        dispatcher = Dispatcher(prompts, last_step=2)
-        dispatcher.admission = Bounded(max_staleness=1)
-        async with dispatcher.open():
-            filling = asyncio.ensure_future(dispatcher.next(2))
+        async with generating(prompts) as dispatcher:
             await asyncio.sleep(1)
-            try:
-                async with dispatcher.interrupted():
-                    pass
-            finally:
-                filling.cancel()
+            async with dispatcher.interrupted():
+                pass
 
-    told = r"weights of step 1: ending what is in flight \(--rollout-timeout-s\): not done after 50 s"
+    told = r"weights of step 0: ending what is in flight \(--rollout-timeout-s\): not done after 50 s"
     with pytest.raises(DeadlineError, match=told):
         run_in_virtual_time(update())
 
@@ -206,12 +214,8 @@ def test_a_state_of_a_group_in_flight_is_not_changed_by_a_generator_that_appends
     prompts.generate = appends
 
     async def snapshot():
-        dispatcher = Dispatcher(prompts, last_step=2)
-        dispatcher.admission = Bounded(max_staleness=1)
-        async with dispatcher.open():
-            filling = asyncio.ensure_future(dispatcher.next(1))
+        async with generating(prompts) as dispatcher:
             await half.wait()
-            filling.cancel()
             return dispatcher.snapshot()()
 
     state, _ = run_in_virtual_time(snapshot())

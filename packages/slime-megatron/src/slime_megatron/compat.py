@@ -26,8 +26,9 @@ from slime_models.cpu import multiplies_bfloat16, product
 
 from slime_megatron.checkpoint import unpickling
 from slime_megatron.importing import importing
+from slime_megatron.optim.state_methods import on_the_first_rank, without_steps
 from slime_megatron.parallel.uneven_parts import gather_uneven, scatter_uneven
-from slime_megatron.stand_ins import StandIn, Stream, on_the_first_rank, refill, without_steps
+from slime_megatron.stand_ins import StandIn, Stream, refill
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")

@@ -133,10 +133,8 @@ def _log_table(client: Any, run_id: str, rows: Sequence[Row], file: str) -> None
     from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
     client.log_text(run_id, json.dumps({"columns": COLUMNS, "data": rows}), file)
-    tag, this = (
-        client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"),
-        {"path": file, "type": "table"},
-    )
+    tag = client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]")
+    this = {"path": file, "type": "table"}
     listed = [*(each for each in json.loads(tag) if each != this), this]
     while len(tag := json.dumps(listed)) > _LONGEST_TAG:
         del listed[0]
