@@ -28,7 +28,7 @@ def dashboard() -> Iterator[str]:
     set_environment()
     from ray.cluster_utils import Cluster
 
-    with ReservedPort() as port, ReservedPort("0.0.0.0") as agent:
+    with ReservedPort() as port, ReservedPort() as agent:
         head = {
             "include_dashboard": True,
             "dashboard_port": port.number,

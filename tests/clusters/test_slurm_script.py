@@ -47,7 +47,7 @@ def submit(tmp_path: Path, root: Path) -> Iterator[Callable[..., subprocess.Pope
         (stand_ins / name).write_text(script)
         (stand_ins / name).chmod(0o755)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    reserved = ReservedPort("0.0.0.0")
+    reserved = ReservedPort()
     ray_folder = tempfile.mkdtemp(prefix="slurm-")  # names of sockets are short
     environment = os.environ | {
         "PATH": f"{stand_ins}{os.pathsep}{os.environ['PATH']}",

@@ -178,7 +178,7 @@ def _cluster() -> Iterator[tuple[str, dict[str, str]]]:
     """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
-        port, client_port = (stack.enter_context(ReservedPort("0.0.0.0")).number for _ in range(2))
+        port, client_port = (stack.enter_context(ReservedPort()).number for _ in range(2))
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         command = [
             *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port)),

@@ -52,7 +52,7 @@ class Machine:
         """Reserve the TCP ports of a `slime_core.protocols.Site` for the next process of a place, in the place of those that the last one had."""
         for port in self._ports.pop(number, ()):
             port.release()
-        self._ports[number] = reserve_server_ports("0.0.0.0")
+        self._ports[number] = reserve_server_ports()
         first, second, third = self._ports[number]
         return first.number, second.number, third.number
 

@@ -95,7 +95,7 @@ class RankProcess:
         import ray
 
         begin_log(self._log)
-        self._port = ReservedPort("0.0.0.0")
+        self._port = ReservedPort()
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         use_interface_of(address)
         node = ray.get_runtime_context().get_node_id()

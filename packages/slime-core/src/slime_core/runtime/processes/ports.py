@@ -19,28 +19,28 @@ _TRIES = 100
 
 
 class ReservedPort(contextlib.AbstractContextManager["ReservedPort"]):
-    """A free TCP port of this host, which no other process is given while it is reserved; a server can still listen there.
+    """A TCP port that is free at every address of this host, and that no other process is given while it is reserved.
 
+    A server can still listen there, at one address or at all of them, as the stores of torch.distributed do.
     Without it, of 64 ports that were free a moment ago two are the same in one try of eight.
 
     Args:
-        host: address of this host; 0.0.0.0 for all of them.
         in_a_row: how many ports are reserved, from `number` on.
 
     Raises:
         OSError: this host has not as many free ports in a row.
     """
 
-    def __init__(self, host: str = "127.0.0.1", *, in_a_row: int = 1) -> None:
+    def __init__(self, *, in_a_row: int = 1) -> None:
         for _ in range(_TRIES):
             with contextlib.ExitStack() as held:
-                self.number = int(held.enter_context(_bound(host, 0)).getsockname()[1])
+                self.number = int(held.enter_context(_bound(0)).getsockname()[1])
                 with contextlib.suppress(OSError, OverflowError):  # one is taken, or past the last one
                     for further in range(1, in_a_row):
-                        held.enter_context(_bound(host, self.number + further))
+                        held.enter_context(_bound(self.number + further))
                     self._held = held.pop_all()
                     return
-        raise OSError(f"found no {in_a_row} free TCP ports in a row at {host}")
+        raise OSError(f"found no {in_a_row} free TCP ports in a row")
 
     def __exit__(self, *error: object) -> None:
         """Release it."""
@@ -51,9 +51,9 @@ class ReservedPort(contextlib.AbstractContextManager["ReservedPort"]):
         self._held.close()
 
 
-def reserve_server_ports(host: str = "127.0.0.1") -> tuple[ReservedPort, ReservedPort, ReservedPort]:
+def reserve_server_ports() -> tuple[ReservedPort, ReservedPort, ReservedPort]:
     """Return the ports of a `slime_core.protocols.Site`."""
-    return ReservedPort(host), ReservedPort(host), ReservedPort(host, in_a_row=_IN_A_ROW)
+    return ReservedPort(), ReservedPort(), ReservedPort(in_a_row=_IN_A_ROW)
 
 
 def free_port() -> int:
@@ -97,11 +97,14 @@ def address_towards(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket at a port, or at any free one for 0, which does not listen."""
-    bound = socket.socket()
+def _bound(port: int) -> socket.socket:
+    """Return a socket at a port of all addresses, or at any free one for 0, which does not listen."""
+    has_ipv6 = socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if has_ipv6 else socket.AF_INET)
     try:
-        bound.bind((host, port))
+        if has_ipv6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("", port))
     except BaseException:
         bound.close()
         raise
