@@ -155,6 +155,35 @@ def test_a_file_of_arguments_gives_flags_and_what_hooks_read(words, registry, tm
     assert settings.sections["compat"].custom_config == {"my_own": {"depth": 3}}
 
 
+def test_false_in_a_file_of_arguments_overrides_the_command_line_and_a_default(words, registry, tmp_path):
+    (tmp_path / "more.yaml").write_text(
+        "use_tis: false\nuse_wandb: false\nbf16: false\nnormalize_advantages: true\n"
+    )
+    given = ["--use-tis", "--use-wandb", "--bf16", "--no-normalize-advantages"]
+    flags = words("qwen3-4B", *given, "--custom-config-path", str(tmp_path / "more.yaml"))
+    settings = read_stages(flags, registry)[0].settings
+    assert not settings.sections["algos"].use_tis
+    assert settings.run.tracker == read_stages(words("qwen3-4B"), registry)[0].settings.run.tracker
+    assert not settings.train.bf16
+    assert settings.sections["algos"].normalize_advantages
+
+
+def test_hooks_of_samples_add_up_and_other_flags_given_twice_are_the_last(words, registry):
+    given = [
+        "--rollout-sample-hook-path",
+        "a.one",
+        "--lr",
+        "1e-5",
+        "--rollout-sample-hook-path",
+        "b.two",
+        "--lr",
+        "1e-6",
+    ]
+    settings = read_stages(words("qwen3-4B", *given), registry)[0].settings
+    assert settings.rollout.rollout_sample_hook_path == ["a.one", "b.two"]
+    assert settings.train.lr == 1e-6
+
+
 def test_one_half_of_a_run_without_the_other(words, problems, registry, tmp_path):
     only = words("qwen3-4B", "--debug-rollout-only", "--dump-details", str(tmp_path))
     settings = read_stages(only, registry)[0].settings

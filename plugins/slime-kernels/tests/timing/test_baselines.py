@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 from slime_core.errors import DataError
@@ -33,11 +35,36 @@ def test_what_was_measured_is_read_back_by_problem_and_gpu(tmp_path):
     assert {"torch", "triton"} == json.loads(files[0].read_text())["versions"].keys()
 
 
-def test_what_is_not_trusted_is_not_kept(tmp_path):
-    baselines = Baselines(tmp_path)
+def test_what_is_not_trusted_is_in_no_file_and_measured_again_after_a_minute(tmp_path, monkeypatch):
+    baselines, now = Baselines(tmp_path), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     baselines.get(H100, "one", lambda: record(3.0, trusted=False))
     assert list(tmp_path.rglob("*.json")) == []
+    assert baselines.get(H100, "one", never)["eager"]["median_us"] == 3.0
+    now += 61
     assert baselines.get(H100, "one", lambda: record(2.0))["eager"]["median_us"] == 2.0
+    now += 1000
+    assert baselines.get(H100, "one", never)["eager"]["median_us"] == 2.0
+
+
+def test_other_problems_and_gpus_are_measured_meanwhile_and_the_same_one_only_once():
+    baselines, others, ended = Baselines(None), threading.Barrier(3, timeout=10), []
+
+    def slow():
+        """End when two others measure as well."""
+        others.wait()
+        return record(1.0)
+
+    def get(gpu, code):
+        ended.append(baselines.get(gpu, code, slow)["eager"]["median_us"])
+
+    asked = [(H100, "one"), (H100, "two"), (A100, "one"), (H100, "one"), (H100, "one")]
+    threads = [threading.Thread(target=get, args=each) for each in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == [1.0] * 5
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -36,24 +36,22 @@ _NEUTRAL = {
     "repetition_penalty": (1, 1.0),
     "min_p": (0, 0.0),
 }
-#: Fields of a request besides ids and parameters that change nothing here, or are read.
+#: Fields of a request that are read, or change nothing here.
 _FIELDS = {
     "text",
     "input_ids",
     "image_data",
     "sampling_params",
     "return_logprob",
-    "logprob_start_len",
     "return_text_in_logprobs",
     "return_routed_experts",
-    "routed_experts_start_len",
     "rid",
     "session_id",
-    "session_params",
     "priority",
-    "return_hidden_states",
     "model",
 }
+#: Fields that are taken with these values only, which ask for nothing; those that are empty, 0 or false are, too.
+_NEUTRAL_FIELDS = {"logprob_start_len": (-1,)}
 
 
 def sampling_params(given: Mapping[str, Any] | None, *, default_seed: int | None = None) -> SamplingParams:
@@ -102,7 +100,10 @@ async def answer(
     Raises:
         DataError: the request is not one, or asks for what no engine here gives; names the field.
     """
-    if unknown := sorted(set(payload) - _FIELDS - {name for name, value in payload.items() if not value}):
+    neutral = {name for name, value in payload.items() if not value or value in _NEUTRAL_FIELDS.get(name, ())}
+    if payload.get("return_logprob") and payload.get("logprob_start_len") == 0:
+        neutral -= {"logprob_start_len"}  # asks for the prompt's log-probs
+    if unknown := sorted(set(payload) - _FIELDS - neutral):
         raise DataError(
             f"/generate: found the fields {', '.join(unknown)}; wanted {', '.join(sorted(_FIELDS))}"
         )
@@ -162,8 +163,14 @@ def _response(
     if spans := told.get("weight_versions"):
         meta["weight_versions"] = [dict(span) for span in spans]
     if payload.get("return_logprob"):
-        pairs = zip(completion.log_probs, tokens, strict=True)
-        meta["output_token_logprobs"] = [[float(log_prob), token, None] for log_prob, token in pairs]
+        with_text = payload.get("return_text_in_logprobs")
+        texts = [
+            tokenizer.decode([token], skip_special_tokens=False) if with_text else None for token in tokens
+        ]
+        meta["output_token_logprobs"] = [
+            [float(log_prob), token, text]
+            for log_prob, token, text in zip(completion.log_probs, tokens, texts, strict=True)
+        ]
     if payload.get("return_routed_experts") and told.get("routed_experts") is not None:
         routed = np.ascontiguousarray(told["routed_experts"], dtype=np.int32)
         meta["routed_experts"] = base64.b64encode(routed.tobytes()).decode()

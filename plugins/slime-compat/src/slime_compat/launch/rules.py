@@ -214,7 +214,13 @@ def custom_config(made: Made) -> None:
         return
     table = {str(key): value for key, value in given.items()}
     flags = [key for key in table if made.known(key) or key in THEIRS or key in MEGATRONS]
-    made.script.flags.update({key: _as_words(table[key]) for key in flags if table[key] is not False})
+    for key in flags:
+        made.script.take(key)
+        made.script.take(f"no_{key}")
+        if table[key] is not False:
+            made.script.flags[key] = _as_words(table[key])
+        elif key not in THEIRS and key not in MEGATRONS and made.known(f"no_{key}"):
+            made.script.flags[f"no_{key}"] = []  # which may be on where nothing is said
     if others := {key: value for key, value in table.items() if key not in flags}:
         made.put("compat", "custom_config", others)
     made.note(

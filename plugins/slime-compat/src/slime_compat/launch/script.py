@@ -12,6 +12,8 @@ PROGRAMS = {"train.py": "sync", "train_async.py": "one-step-off"}
 PRESET = "preset"
 #: Name of the preset.
 SLIME = "slime"
+#: Flags of the reference that add to what they were given before.
+_REPEATED = frozenset({"rollout_sample_hook_path"})
 #: Flags that the reference's command line cannot do without, and that slime never needs.
 _MODEL_ARGUMENTS = ("num_layers", "hidden_size")
 
@@ -25,7 +27,7 @@ class Script:
     recipes: list[str]
     """Recipes of slime before the flags."""
     flags: dict[str, list[str]] = field(default_factory=dict)
-    """Flag (underscores) -> its words; of one that is given twice the last, as argparse has it."""
+    """Flag (underscores) -> its words; of one that is given twice the last, as argparse has it, or all where the reference adds them up."""
 
     def take(self, name: str) -> list[str] | None:
         """Take a flag out; returns its words, None where it is not given."""
@@ -72,9 +74,9 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            current = [value] if equals else []
             key = name[2:].replace("-", "_")
-            found.pop(key, None)
+            before = found.pop(key, [])
+            current = [*(before if key in _REPEATED else []), *([value] if equals else [])]
             found[key] = current
         else:
             current.append(word)
