@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ import pytest
 from slime_core.config.load import load_settings
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
+from slime_core.samples.sample import Sample
 
 from ..runs.asynchronous.test_async_loops import rows, samples
 from ..servers.attacked import Runs, writers_below
@@ -57,7 +61,9 @@ def test_rewards_are_scored_on_both_machines_also_when_the_actor_of_one_is_kille
     registry = Registry()
     settings = load_settings([str(letters)], [*slow, "--run-name", "whole"], registry=registry)
     assert launch(settings, registry, drive)["status"] == "completed"
-    command = [sys.executable, "-m", "slime_core", "train", str(letters), *flags(two_nodes, *slow)]
+    gate, hook = tmp_path / "gate", "sample_hooks:WaitsForFile"
+    waits = ["--rollout-sample-hook-path", hook, "--hook-args", json.dumps({hook: {"file": str(gate)}})]
+    command = [sys.executable, "-m", "slime_core", "train", str(letters), *flags(two_nodes, *slow, *waits)]
     runs = Runs(command, tmp_path / "runs/letters", root)
     metrics = runs.folder / "metrics.jsonl"
     with runs.attacked() as run:
@@ -65,6 +71,8 @@ def test_rewards_are_scored_on_both_machines_also_when_the_actor_of_one_is_kille
         hosts = [pid for pid, title in writers_below(runs.folder) if title.startswith("ray::RewardHost")]
         assert len(hosts) == 2
         os.kill(hosts[0], signal.SIGKILL)
+        run.wait_for(lambda: "is back" in run.told)
+        gate.touch()
         assert run.finish() == 0, run.told
     whole = tmp_path / "runs/whole"
     assert rows(runs.folder) == rows(whole)
@@ -84,3 +92,62 @@ def test_a_reward_that_does_not_import_there_ends_the_run_by_name(two_nodes, sli
     assert done.returncode == 2, done.stderr
     assert "PluginError\n  reward placed_scores_at_home:next_letter: does not import: " in done.stderr
     assert "raised on reward host 0 of 2" in done.stderr
+
+
+def test_calls_of_machines_that_are_lost_go_to_another_one_at_once_and_fail_where_none_is_left(
+    root, tmp_path, monkeypatch
+):
+    """Neither machine has a place elsewhere in the cluster: what is lost with one never comes back."""
+    import ray
+    from ray.cluster_utils import Cluster
+    from slime_core.rewards.workers.wire import Setup
+    from slime_ray.launcher import set_environment
+    from slime_ray.rewards import RayRewardWorkers
+
+    (tmp_path / "slow_scores.py").write_text(
+        "import time\n\n\ndef score(sample):\n    time.sleep(0.5)\n    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    set_environment()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [
+        cluster.add_node(num_cpus=1, resources={name: 1}, node_ip_address=f"127.0.0.{last}")
+        for last, name in ((2, "first"), (3, "second"))
+    ]
+    ray.init(address=cluster.address, log_to_driver=False)
+    workers = RayRewardWorkers(
+        Setup(
+            reference="slow_scores:score", options={}, timeout_s=60.0, start_timeout_s=60.0, memory_bytes=None
+        ),
+        size=1,
+        lock=list,
+        options=[{"resources": {name: 1}} for name in ("first", "second")],
+        log=lambda number: tmp_path / f"rewards_{number}.log",
+        timeout_s=60.0,
+        watch=lambda pids: None,
+    )
+
+    async def lose_both() -> tuple[list[Any], list[Any]]:
+        assert not await workers.start()
+        sample = pickle.dumps(Sample(index=0, prompt="a"))
+        await workers.answer(sample)  # their workers have imported the reward
+        asked = [asyncio.ensure_future(workers.answer(sample)) for _ in range(16)]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(cluster.remove_node, nodes[0])
+        one_left = await asyncio.gather(*asked)
+        workers._timeout_s = 2.0
+        await asyncio.to_thread(cluster.remove_node, nodes[1])
+        none_left = await asyncio.gather(*(workers.answer(sample) for _ in range(4)))
+        await workers.close()
+        return one_left, none_left
+
+    try:
+        one_left, none_left = asyncio.run(asyncio.wait_for(lose_both(), 300))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert [answer["outcomes"] for answer in one_left] == [[{"value": 1.0}]] * 16
+    assert {answer.kind for answer in none_left} == {"crashed"}
+    assert {answer.what for answer in none_left} == {
+        "was lost with all of its machines (none was back after 2 s, --ray-start-timeout-s)"
+    }

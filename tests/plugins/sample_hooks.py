@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 
@@ -93,3 +94,15 @@ class Counts:
         """Tell."""
         with self._file.open("a") as file:
             file.write(f"{self._seen}\n")
+
+
+class WaitsForFile:
+    """A sample hook that from the sixth step on goes no further before there is a file."""
+
+    def __init__(self, *, file: str) -> None:
+        self._file = Path(file)
+
+    async def __call__(self, args, sample, *, rollout_id, evaluation):
+        """Wait."""
+        while (rollout_id or 0) >= 5 and not self._file.exists():
+            await asyncio.sleep(0.05)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,12 @@ from slime_ray.lock import Lock, check_lock
 from slime_ray.ranks import left
 from slime_ray.surroundings import Surroundings, begin_log, move_in
 
-#: How often a call is repeated whose host was lost.
+logger = logging.getLogger(__name__)
+
+#: How often a call is repeated whose host was lost, each time on one that is there.
 _REPEATS = 2
+#: Seconds between two questions whether a host that was lost is there again.
+_POLL_S = 0.5
 _STARTING = "launcher ray: starting the workers of a reward"
 #: Most calls that wait at one host.
 _WAITING = 10_000
@@ -63,10 +69,17 @@ class RewardHost:
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         return address, os.getpid(), is_async
 
+    async def start_again(self) -> Failure | None:
+        """Start the workers where this process takes the place of one that was lost; returns why they do not."""
+        try:
+            await self._there(self._start)
+        except Exception as error:
+            return Failure.of(error)
+        return None
+
     async def answer(self, payload: bytes) -> Answer | Failure:
         """Run one job, and return its answer."""
         try:
-            await self._there(self._start)  # where this process takes the place of one that was lost
             answer: Answer = await self._there(lambda: self._workers.answer(payload))
         except Exception as error:
             return Failure.of(error)
@@ -81,6 +94,45 @@ class RewardHost:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 
 
+@dataclass
+class _Host:
+    """One host, as the driver has it."""
+
+    name: str
+    actor: Any
+    waiting: int = 0
+    """Calls in flight."""
+    asked: int = 0
+    """Which call of all was its last."""
+    coming_back: asyncio.Task[None] | None = None
+    """Ends when it is there again after it was lost."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it takes calls."""
+        return self.coming_back is None or self.coming_back.done()
+
+    def lose(self, why: object) -> None:
+        """Send no calls there until it is back; it may never be, as where its machine is lost and no other has room."""
+        if self.is_there:
+            logger.warning("%s was lost (%s); others have its calls meanwhile", self.name, why)
+            self.coming_back = asyncio.create_task(self._come_back())
+
+    async def _come_back(self) -> None:
+        told = ""
+        while True:
+            try:
+                failure = await self.actor.start_again.remote()
+                if failure is None:
+                    logger.warning("%s is back", self.name)
+                    return
+                if (why := str(failure.error(self.name))) != told:
+                    logger.warning(told := why)
+            except RayError as error:
+                logger.debug("%s is not back: %s", self.name, error)
+            await asyncio.sleep(_POLL_S)
+
+
 class RayRewardWorkers:
     """Workers of one reward on several machines. It is a `slime_core.rewards.workers.supervisor.RewardWorkers`.
 
@@ -90,7 +142,7 @@ class RayRewardWorkers:
         lock: returns the plugins of the driver, once it has resolved them all.
         options: of the actor of each machine.
         log: of each machine's actor, by number.
-        timeout_s: deadline of the start, seconds.
+        timeout_s: deadline of the start, and of a host to come back where all are lost, seconds.
         watch: is told of those that are processes of this machine.
     """
 
@@ -107,8 +159,8 @@ class RayRewardWorkers:
     ) -> None:
         self._setup, self._size, self._options, self._log = setup, size, options, log
         self._lock, self._timeout_s, self._watch = lock, timeout_s, watch
-        self._hosts: list[Any] = []
-        self._waiting: list[int] = []
+        self._hosts: list[_Host] = []
+        self._n_calls = 0
         self._here: list[int] = []
 
     async def start(self) -> bool:
@@ -119,10 +171,9 @@ class RayRewardWorkers:
             RewardError: a machine is lost.
             DeadlineError: they did not start in time: others may have the cores.
         """
-        self._hosts = [self._begin(number) for number in range(len(self._options))]
-        self._waiting = [0] * len(self._hosts)
+        self._hosts = [_Host(self._name(number), self._begin(number)) for number in range(len(self._options))]
         lock = self._lock()
-        starting = asyncio.gather(*(host.start.remote(lock) for host in self._hosts))
+        starting = asyncio.gather(*(host.actor.start.remote(lock) for host in self._hosts))
         try:
             found = await within(self._timeout_s, f"{_STARTING} (--ray-start-timeout-s)", starting)
         except RayError as error:
@@ -139,27 +190,50 @@ class RayRewardWorkers:
         return is_async
 
     async def answer(self, payload: bytes) -> Answer:
-        """Run one job on the machine with the fewest, and return its answer."""
-        number = min(range(len(self._hosts)), key=self._waiting.__getitem__)
-        self._waiting[number] += 1
-        try:
-            with calling("a reward", Callee(self._name(number), _nothing)):
-                answer: Answer | Failure = await self._hosts[number].answer.remote(payload)
-        except RayError as error:
-            told = killed_for_memory(error) or error
-            return Failed("crashed", f"was lost with its machine, {_REPEATS + 1} times: {told}")
-        finally:
-            self._waiting[number] -= 1
-        if isinstance(answer, Failure):
-            raise answer.error(self._name(number))
-        return answer
+        """Run one job on the host with the fewest, and return its answer; on another one where that is lost meanwhile."""
+        why: object = ""
+        for _ in range(_REPEATS + 1):
+            host = await self._least_busy()
+            if host is None:
+                return Failed(
+                    "crashed",
+                    f"was lost with all of its machines (none was back after {self._timeout_s:g} s, --ray-start-timeout-s)",
+                )
+            self._n_calls += 1
+            host.asked = self._n_calls
+            host.waiting += 1
+            try:
+                with calling("a reward", Callee(host.name, _nothing)):
+                    answer: Answer | Failure = await host.actor.answer.remote(payload)
+            except RayError as error:
+                why = killed_for_memory(error) or error
+                if not self._hosts:  # closed
+                    break
+                host.lose(why)
+                continue
+            finally:
+                host.waiting -= 1
+            if isinstance(answer, Failure):
+                raise answer.error(host.name)
+            return answer
+        return Failed("crashed", f"was lost with its machine, {_REPEATS + 1} times: {why}")
+
+    async def _least_busy(self) -> _Host | None:
+        """Wait until a host is there, and return that with the fewest calls, in turns where they are even; None where none comes back in time."""
+        back = [host.coming_back for host in self._hosts if host.coming_back is not None]
+        if back and not any(host.is_there for host in self._hosts):
+            await asyncio.wait(back, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        there = [host for host in self._hosts if host.is_there]
+        return min(there, key=lambda host: (host.waiting, host.asked), default=None)
 
     async def close(self) -> None:
         """Kill them; jobs in flight fail. May be called twice."""
         hosts, self._hosts = self._hosts, []
         for host in hosts:
+            if host.coming_back is not None:
+                host.coming_back.cancel()
             with contextlib.suppress(RayError):
-                ray.kill(host)
+                ray.kill(host.actor)
         await left(self._here, _GONE_S)
 
     def _begin(self, number: int) -> Any:
@@ -171,12 +245,8 @@ class RayRewardWorkers:
             log=self._log(number),
             sharing=self._size,
         )
-        options = {
-            "max_restarts": -1,
-            "max_task_retries": _REPEATS,
-            "max_concurrency": _WAITING,
-            "num_cpus": 0,
-        }
+        # Calls are not repeated by Ray, which would have them wait for a host that may never be back.
+        options = {"max_restarts": -1, "max_concurrency": _WAITING, "num_cpus": 0}
         host = ray.remote(RewardHost).options(**options, **self._options[number])
         return host.remote(surroundings, self._setup, self._size)
 

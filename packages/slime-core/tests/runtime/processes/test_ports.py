@@ -53,7 +53,9 @@ def test_a_reserved_port_is_free_at_no_address_and_a_server_can_listen_at_all_of
     with ReservedPort() as port:
         with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
             other.bind((address, port.number))
-        everywhere = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+        everywhere = (
+            {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+        )
         with socket.create_server(("", port.number), **everywhere):
             socket.create_connection(("127.0.0.1", port.number), timeout=5).close()
 
