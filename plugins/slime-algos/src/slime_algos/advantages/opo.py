@@ -8,6 +8,7 @@ from torch import Tensor
 from slime_algos.advantages.outcome import outcome
 from slime_algos.decorators.estimator import estimator
 from slime_algos.terms.sample_sums import sample_sums
+from slime_algos.terms.sums_by_id import SumsById
 
 
 @estimator(reward_transform="raw", reads={"group_ids"})
@@ -24,7 +25,6 @@ def opo(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
     Source: OPO, arXiv 2505.23585, eq. 7.
     """
     lengths = sample_sums(view.loss_mask, view.offsets)
-    same = (view.group_ids[:, None] == view.group_ids[None, :]).to(lengths.dtype) * lengths
-    # Measured from the sample's own reward, a group of equal rewards gets exactly 0.
-    ahead = view.rewards[:, None] - view.rewards[None, :]
-    return outcome(view, (same * ahead).sum(1) / same.sum(1).clamp(min=1), kl)
+    groups = SumsById(view.group_ids)
+    ahead = groups.ahead_of_first(view.rewards)
+    return outcome(view, ahead - groups.total(lengths * ahead) / groups.total(lengths).clamp(min=1), kl)

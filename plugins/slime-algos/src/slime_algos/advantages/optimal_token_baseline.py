@@ -8,7 +8,8 @@ from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
 from slime_algos.decorators.estimator import estimator
-from slime_algos.terms.sample_sums import running_sums, sample_sums, trained_tokens
+from slime_algos.terms.sample_sums import running_sums, trained_tokens
+from slime_algos.terms.sums_by_id import SumsById
 
 
 @estimator(reward_transform="raw", reads={"group_ids", "old_log_probs", "sum_pi_squared"})
@@ -46,17 +47,9 @@ def optimal_token_baseline(
 
     place = torch.arange(len(positions), device=positions.device) - offsets[:-1][sample]
     _, group = view.group_ids.unique(return_inverse=True)
-    cells = group[sample] * len(positions) + place
-    _, cell, sizes = cells.unique(return_inverse=True, return_counts=True)
-    order, bounds = cell.argsort(stable=True), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-    def total(values: Tensor) -> Tensor:
-        """Return, for each token, the sum over the samples of its group that have a token at its place."""
-        return sample_sums(values[order], bounds)[cell]
-
-    # Measured from one of a cell's returns, those of a group of equal rewards are exactly 0.
-    ahead = returns - returns[order[bounds[:-1]]][cell]
-    ahead = ahead - total(weights * ahead) / total(weights).clamp(min=1e-8)
-    advantages = torch.where(sizes[cell] == 1, returns, ahead)
+    alike = SumsById(group[sample] * len(positions) + place)  # tokens of one place in their group's samples
+    ahead = alike.ahead_of_first(returns)
+    ahead = ahead - alike.total(weights * ahead) / alike.total(weights).clamp(min=1e-8)
+    advantages = torch.where(alike.size == 1, returns, ahead)
     zeros = torch.zeros_like(kl)
     return zeros.index_copy(0, positions, advantages), zeros.index_copy(0, positions, returns)

@@ -9,6 +9,7 @@ from torch import Tensor
 from slime_algos.advantages.outcome import outcome
 from slime_algos.decorators.estimator import estimator
 from slime_algos.greedy_baseline import IS_BASELINE
+from slime_algos.terms.sums_by_id import SumsById
 
 
 @estimator(reward_transform="raw", reads={"group_ids"})
@@ -29,12 +30,12 @@ def remax(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
     """
     given = view.train_metadata or [None] * len(view.rewards)
     greedy = view.rewards.new_tensor([bool(each and each.get(IS_BASELINE)) for each in given])
-    of_group = (view.group_ids[:, None] == view.group_ids[None, :]).to(greedy.dtype) * greedy
-    count = of_group.sum(1)
+    groups = SumsById(view.group_ids)
+    count = groups.total(greedy)
     if (count == 0).any():
         lacking = int(view.group_ids[int((count == 0).nonzero()[0])])
         raise TrainerError(
             f"remax: group {lacking} has no sample to take the baseline from; "
             "generate with --custom-generate-function-path greedy-baseline"
         )
-    return outcome(view, view.rewards - (of_group * view.rewards).sum(1) / count, kl)
+    return outcome(view, view.rewards - groups.total(greedy * view.rewards) / count, kl)

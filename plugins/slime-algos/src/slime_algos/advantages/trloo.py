@@ -7,6 +7,7 @@ from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
 from slime_algos.decorators.estimator import estimator
+from slime_algos.terms.sums_by_id import SumsById
 
 #: Key of `Sample.train_metadata`: which turn of its trajectory a sample is, from 0.
 TURN = "turn"
@@ -26,10 +27,9 @@ def trloo(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
     Source: TRLOO of Dr. Kernel, arXiv 2602.05885; leaving a sample out of its own baseline keeps the gradient unbiased.
     """
     given = view.train_metadata or [None] * len(view.rewards)
-    turns = view.group_ids.new_tensor([int((each or {}).get(TURN, 0)) for each in given])
-    same = (view.group_ids[:, None] == view.group_ids[None, :]) & (turns[:, None] == turns[None, :])
-    same.fill_diagonal_(False)
-    # Measured from the sample's own reward, turns of equal returns get exactly 0.
-    ahead = view.rewards[:, None] - view.rewards[None, :]
-    others = same.to(ahead.dtype)
-    return outcome(view, (others * ahead).sum(1) / others.sum(1).clamp(min=1), kl)
+    _, group = view.group_ids.unique(return_inverse=True)
+    _, turn = group.new_tensor([int((each or {}).get(TURN, 0)) for each in given]).unique(return_inverse=True)
+    alike = SumsById(group * len(turn) + turn)
+    ahead = alike.ahead_of_first(view.rewards)
+    others = (alike.total(ahead) - ahead) / (alike.size - 1).clamp(min=1)
+    return outcome(view, ahead - others, kl)
