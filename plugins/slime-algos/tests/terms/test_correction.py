@@ -80,6 +80,14 @@ def test_rejection_by_hand(level, low, high, veto, expected):
     assert metrics["rs_rejected"].item() == pytest.approx(1 - sum(expected) / 3)
 
 
+@pytest.mark.parametrize(("veto", "expected"), [(1e-12, [1, 0]), (1e-14, [1, 1])])
+def test_a_veto_sees_ratios_below_the_least_importance_weight(veto, expected):
+    """The second sample's ratio is exp(-30), 9.4e-14; importance weights end at exp(-20)."""
+    view = view_of([[1], [1]], old_log_probs=[[-1.0], [-31.0]], rollout_log_probs=[[-1.0], [-1.0]])
+    keep, _ = kept(view, level="token", low=0.0, high=10.0, veto=veto)
+    assert keep.tolist() == expected
+
+
 def test_stale_tokens_are_reported_apart_by_hand():
     """Ratios 4 and 1/8 are of stale tokens, 1/2 is of one that is not; the environment's token counts for neither."""
     view = replace(two_samples(), staleness=torch.tensor([1, 9, 0, 3]))

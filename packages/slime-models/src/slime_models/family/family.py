@@ -83,6 +83,11 @@ class ModelFamily:
         own = (rule.hf[0][0] for rule in self.rules if rule.megatron == _EMBEDDING)
         return next(own, EMBEDDING_WEIGHT)
 
+    @functools.cached_property
+    def _known(self) -> dict[Architecture, Mapping[str, Weight]]:
+        """What `weights` has returned: looked up once or twice a tensor, where to compare all rules would take longer than the rest."""
+        return {}
+
     @property
     def prefix(self) -> str:
         """Prefix of the Hugging Face names of all tensors of the decoder but the output layer's."""
@@ -90,7 +95,9 @@ class ModelFamily:
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
-        return weights_of(self.rules, architecture)
+        if (found := self._known.get(architecture)) is None:
+            found = self._known[architecture] = weights_of(self.rules, architecture)
+        return found
 
     def megatron_names(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the names of all Megatron tensors."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +80,6 @@ class Weight:
             )
 
 
-@functools.lru_cache(maxsize=16)
 def weights_of(rules: tuple[Rule, ...], architecture: Architecture) -> Mapping[str, Weight]:
     """Return Megatron name -> weight, for every tensor of a model, in the order in which they are sent."""
     weights: dict[str, Weight] = {}

@@ -229,14 +229,16 @@ def form_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
     size = channel.n_receivers + 1
     group = dist.ProcessGroupGloo(store, rank, size, options)
     draws = [_told(group, each, secrets.token_bytes(_PROOF_BYTES)) for each in range(size)]
-    proofs = [  # each by its rank, as none is to repeat another's
-        hmac.digest(channel.secret.encode(), bytes([each]) + b"".join(draws), "sha256")
-        for each in range(size)
-    ]
+    proofs = [proof_of(channel.secret, each, draws) for each in range(size)]
     told = [_told(group, each, proofs[rank]) for each in range(size)]  # all, so that nobody is left waiting
     if not hmac.compare_digest(b"".join(told), b"".join(proofs)):
         raise StrangerError("a member of the group does not know its secret, and is none of this run")
     return group
+
+
+def proof_of(secret: str, rank: int, draws: Sequence[bytes]) -> bytes:
+    """Return what the member `rank` says to prove that it knows a secret: another for each, as none is to repeat another's."""
+    return hmac.digest(secret.encode(), rank.to_bytes(4, "big") + b"".join(draws), "sha256")
 
 
 def _told(group: Any, root: int, own: bytes) -> bytes:

@@ -15,8 +15,15 @@ import torch
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_models.transfer.fingerprint import fingerprint
-from slime_models.transfer.meeting import OFF, CalledOffError, SenderLostError, channel_text, read_channel
-from slime_models.transfer.ranks.group import await_work
+from slime_models.transfer.meeting import (
+    OFF,
+    CalledOffError,
+    SenderLostError,
+    channel_text,
+    proof_of,
+    read_channel,
+)
+from slime_models.transfer.ranks.group import await_call, await_work
 from slime_models.transfer.ranks.receiver import RankReceiver
 from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.sender import WeightSender
@@ -255,6 +262,27 @@ def test_a_collective_is_waited_for_until_it_is_over_or_late_or_the_update_is_ca
     store.set(OFF, "1")
     with pytest.raises(CalledOffError):
         await_work(Collective(10**9), store, timeout_s=60)
+
+
+def test_a_call_that_blocks_is_left_where_it_is_late_or_the_update_is_called_off():
+    store, never = torch.distributed.HashStore(), threading.Event()
+    done = []
+    await_call(lambda: done.append(1), store, timeout_s=60)
+    assert done == [1]
+    with pytest.raises(ZeroDivisionError):
+        await_call(lambda: done.append(1 // 0), store, timeout_s=60)
+    with pytest.raises(RuntimeError, match=r"not over after 0\.1 s"):
+        await_call(never.wait, store, timeout_s=0.1)
+    store.set(OFF, "1")
+    with pytest.raises(CalledOffError):
+        await_call(never.wait, store, timeout_s=60)
+    never.set()
+
+
+def test_each_of_a_thousand_ranks_proves_itself_by_bytes_of_its_own():
+    draws = [b"a" * 32, b"b" * 32]
+    assert len({proof_of("secret", rank, draws) for rank in range(1000)}) == 1000
+    assert proof_of("secret", 1, draws) != proof_of("other", 1, draws)
 
 
 def test_a_rank_without_the_secret_gets_nothing(transport, storage):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.errors import WeightSyncError
@@ -25,11 +25,9 @@ class UpdateDescription:
 
 def write_description(update: RanksUpdate, path: Path) -> None:
     """Write a description that only this user can read, as it holds the secret of the update's group."""
-    specs = {name: asdict(spec) for name, spec in update.specs.items()}
+    about = json.dumps({"version": update.version, "channel": channel_text(update.channel)})
     path.touch(mode=0o600)
-    path.write_text(
-        json.dumps({"version": update.version, "channel": channel_text(update.channel), "specs": specs})
-    )
+    path.write_text(f"[{about}, {update.specs_text}]")
 
 
 def read_description(path: Path) -> UpdateDescription:
@@ -39,10 +37,10 @@ def read_description(path: Path) -> UpdateDescription:
         WeightSyncError: this host does not see the file.
     """
     try:
-        values = json.loads(path.read_text())
+        about, tensors = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise WeightSyncError(
             f"{path}: the server's host does not see this file; --output-dir must be a folder that both hosts see under one name"
         ) from error
-    specs = {name: Spec(**spec | {"shape": tuple(spec["shape"])}) for name, spec in values["specs"].items()}
-    return UpdateDescription(version=values["version"], channel=read_channel(values["channel"]), specs=specs)
+    specs = {name: Spec(shape=tuple(one["shape"]), dtype=one["dtype"]) for name, one in tensors.items()}
+    return UpdateDescription(version=about["version"], channel=read_channel(about["channel"]), specs=specs)

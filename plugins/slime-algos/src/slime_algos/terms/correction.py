@@ -16,6 +16,7 @@ The forms of the field, by `tis_level`, `tis_mode`, `tis_clip_low`, `tis_clip`:
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -117,7 +118,7 @@ def kept(
     ratio = ratio_at(log_ratio, level, view)
     keep = (ratio >= low) & (ratio <= high)
     if veto > 0:
-        catastrophic = (importance_ratio(log_ratio) < veto).to(ratio.dtype)
+        catastrophic = (log_ratio < math.log(veto)).to(ratio.dtype)  # `ratio` has a least value
         keep = keep & (sample_sums(catastrophic, view.offsets) == 0)[view.sample_of_token]
     return keep, means({"rs_rejected": (~keep).to(ratio.dtype)}, view, by_staleness=by_staleness)
 

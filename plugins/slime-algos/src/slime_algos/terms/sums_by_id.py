@@ -23,12 +23,15 @@ class SumsById:
     @property
     def size(self) -> Tensor:
         """How many have each one's id, itself included: int64 [N]."""
-        return self._counts[self._of]
+        sizes: Tensor = self._counts[self._of]
+        return sizes
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of `values` [N] over those of each one's id: [N]."""
-        return sample_sums(values[self._order], self._bounds)[self._of]
+        totals: Tensor = sample_sums(values[self._order], self._bounds)[self._of]
+        return totals
 
     def ahead_of_first(self, values: Tensor) -> Tensor:
         """Return `values` [N] less that of the first of its id: [N]. Measured so, those of equal values are exactly 0."""
-        return values - values[self._order[self._bounds[:-1]]][self._of]
+        ahead: Tensor = values - values[self._order[self._bounds[:-1]]][self._of]
+        return ahead

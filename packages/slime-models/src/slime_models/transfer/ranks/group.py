@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,6 +73,8 @@ class RankGroup:
 
     Raises:
         StrangerError: a member does not know the secret.
+        CalledOffError: the receiving side has called the update off.
+        RuntimeError: a member left or hung.
     """
 
     def __init__(
@@ -83,7 +87,10 @@ class RankGroup:
         store = view_of(client, own)
         self.told: Any = form_group(store, member.number, own)
         is_nccl = member.backend == "nccl"
-        self._nccl: Any = _nccl_group(store, member.number, own) if is_nccl else None
+        self._nccl: Any = None
+        if is_nccl:
+            self._nccl = _nccl_group(store, member.number, own)
+            await_call(partial(_connect, self._nccl, device), self._store, timeout_s=self._timeout_s)
         self.device = device if is_nccl else torch.device("cpu")
         """Of the tensors that are broadcast."""
         _open_groups.add(self)
@@ -150,6 +157,48 @@ def await_work(work: Any, store: Any, *, timeout_s: float) -> None:
         time.sleep(next(waits))
 
 
+def await_call(call: Callable[[], None], store: Any, *, timeout_s: float) -> None:
+    """Make a call that may block for ever, and wait for it as `await_work` does. One that is late is left to a thread of its own.
+
+    Args:
+        call: what is called; what it raises is raised here.
+        store: where members of the update meet.
+        timeout_s: how long it may take.
+
+    Raises:
+        CalledOffError: the receiving side has called the update off.
+        RuntimeError: it was not over in time.
+    """
+    work = _Call(call)
+    await_work(work, store, timeout_s=timeout_s)
+    work.wait()
+
+
+class _Call:
+    """A call on a thread, which the end of the process does not wait for."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="weight-group", daemon=True)
+        self._thread.start()
+
+    def is_completed(self) -> bool:
+        """Return whether it is over."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Raise what it raised."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+
+
 def forget_frames(error: BaseException) -> None:
     """Let go of what the calls held that an error came from: while they hold a group, its connections stay open, and others wait."""
     each: BaseException | None = error
@@ -164,6 +213,13 @@ def _nccl_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
     options._timeout = timedelta(seconds=_WATCHDOG_FACTOR * channel.timeout_s)
     with without_watchdog():
         return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, channel.n_receivers + 1, options)
+
+
+def _connect(group: Any, device: torch.device) -> None:
+    """Have NCCL connect the members, which it does at the first collective: it blocks until all of them are there."""
+    with torch.cuda.device(device):  # a thread has the first device otherwise
+        group.broadcast(torch.zeros(1, device=device), 0).wait()
+        torch.cuda.current_stream(device).synchronize()
 
 
 @contextmanager

@@ -95,8 +95,9 @@ class RankReceiver:
         """Yield buckets that lie in the sender's memory: it fills one buffer while the caller has what is in the other."""
         message = first
         while message:
-            flat = self._opened.flat(message[BUFFER], group.member.number, message["n_bytes"])
-            bucket = _bucket(message, flat)
+            bucket = _bucket(
+                message, self._opened.flat(message[BUFFER], group.member.number, message["n_bytes"])
+            )
             yield bucket
             bucket.tensors.clear()  # so that nobody holds the sender's memory
             if self._device.type == "cuda":  # what reads the bucket is queued

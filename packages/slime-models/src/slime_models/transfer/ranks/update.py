@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -34,6 +36,13 @@ class RanksUpdate:
         self.fingerprint: Fingerprint = {}
         """Fingerprints that the sender announced; known once a server has loaded it."""
         self._next_rank = 1
+
+    @functools.cached_property
+    def specs_text(self) -> str:
+        """`specs` as JSON, made once for all servers: a model with many experts has tens of thousands."""
+        return json.dumps(
+            {name: {"shape": spec.shape, "dtype": spec.dtype} for name, spec in self.specs.items()}
+        )
 
     def begin(self, n_ranks: int) -> None:
         """Say how many ranks join, of all servers that are there now; the sender waits for them."""
