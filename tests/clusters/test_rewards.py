@@ -127,10 +127,19 @@ def test_calls_of_machines_that_are_lost_go_to_another_one_at_once_and_fail_wher
         watch=lambda pids: None,
     )
 
+    def hosts() -> set[int]:
+        return {pid for pid, title in writers_below(tmp_path) if title.startswith("ray::RewardHost")}
+
     async def lose_both() -> tuple[list[Any], list[Any]]:
         assert not await workers.start()
         sample = pickle.dumps(Sample(index=0, prompt="a"))
         await workers.answer(sample)  # their workers have imported the reward
+        killed = hosts()
+        for pid in killed:  # while nobody asks them, so that nobody is told
+            os.kill(pid, signal.SIGKILL)
+        while len(hosts() - killed) < 2:
+            await asyncio.sleep(0.1)
+        assert len(await asyncio.gather(*(workers.answer(sample) for _ in range(4)))) == 4
         asked = [asyncio.ensure_future(workers.answer(sample)) for _ in range(16)]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.to_thread(cluster.remove_node, nodes[0])
