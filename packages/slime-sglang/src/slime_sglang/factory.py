@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import compute_dtype
@@ -104,10 +105,19 @@ def context_limit(build: BuildContext) -> int | None:
     if fleet.rollout_external_engine_addrs or fleet.sglang_config is not None:
         return None
     own = str(section.server_args.get("context_length", ""))
-    if own.isdecimal():
-        return int(own)
     limit = read_config(section.model_path or build.model_path).get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None
+    limit = int(own) if own.isdecimal() else limit
+    return limit - _reserved(section.server_args) if isinstance(limit, int) else None
+
+
+def _reserved(server_args: Mapping[str, Any]) -> int:
+    """Return the tokens of the context that SGLang 0.5.23 keeps for what a draft model proposes (`compute_num_reserved_tokens`)."""
+    if "speculative_algorithm" not in server_args:
+        return 0
+    names = ("eagle_topk", "num_steps", "num_draft_tokens")
+    given = [str(server_args.get(f"speculative_{name}", "")) for name in names]
+    top_k, steps, drafts = (int(text) if text.isdecimal() else 1 for text in given)
+    return max(top_k * steps, drafts)
 
 
 def gpus_of_servers(build: BuildContext) -> EngineGpus:

@@ -31,7 +31,7 @@ class GenerateContext:
     """What the engine can do."""
     evaluation: bool = False
     max_context_len: int | None = None
-    """Most tokens of prompt and response; None where only the engine's own limit holds."""
+    """Most tokens of prompt and response, by the settings and the engine; None where neither says."""
     services: dict[str, Any] = field(default_factory=dict)
     """What plugins started for the run and share, by a name of theirs; closed with it (`close`)."""
 

@@ -30,6 +30,8 @@ class RolloutRun(Protocol):
     sizes: BatchSizes
     vocab_size: int | None
     """Token ids of samples must be below it; None if it is not known."""
+    engine_context_len: int | None
+    """Most tokens of prompt and response that the engine takes; None if it does not say."""
     events: EventLog
     """Takes down what happens and when."""
     user_hooks: RolloutHooks

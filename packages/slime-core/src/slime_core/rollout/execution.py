@@ -27,7 +27,9 @@ class Generator:
     vocab_size: int | None
     """Token ids must be below it; None if it is not known."""
     max_context_len: int | None
-    """Most tokens of prompt and response."""
+    """Most tokens of prompt and response, of what is trained on."""
+    engine_context_len: int | None = None
+    """Most tokens of prompt and response that the engine takes; None if it does not say."""
     is_free: bool = False
     """Whether it may bring a prompt of its own, bounds its own length, and scores what it wants: the attribute `is_free` of a
     generator, True on what calls a function of another system whose generators do so."""
@@ -113,10 +115,10 @@ class Generator:
             raise SampleError(f"{self._who(name)} raised {_told(error)}") from error
 
     def _bounded(self, context: GenerateContext) -> GenerateContext:
-        """Return the context with the bound on prompt and response, which evaluations do not have."""
-        if self.max_context_len is None or context.evaluation:
-            return context
-        return dataclasses.replace(context, max_context_len=self.max_context_len)
+        """Return the context with the bound on prompt and response: the run's, which evaluations do not have, and the engine's."""
+        own = None if context.evaluation else self.max_context_len
+        bounds = [bound for bound in (own, self.engine_context_len) if bound is not None]
+        return dataclasses.replace(context, max_context_len=min(bounds)) if bounds else context
 
     def _check(
         self,

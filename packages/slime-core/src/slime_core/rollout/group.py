@@ -135,6 +135,7 @@ def _checked(run: RolloutRun, name: str, function: Callable[..., Any]) -> Genera
         function=function,
         vocab_size=run.vocab_size,
         max_context_len=run.settings.rollout.rollout_max_context_len,
+        engine_context_len=run.engine_context_len,
         is_free=getattr(function, "is_free", False),
     )
 

@@ -13,6 +13,7 @@ from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.factories import engine_factory
 from slime_core.config.functions import refuse_options, resolve_function, run_args
+from slime_core.config.model_fit import context_limit
 from slime_core.config.settings import Settings
 from slime_core.data.conversion import converted
 from slime_core.data.make_batch import make_batch
@@ -121,6 +122,7 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
         num_steps=num_steps,
         events=EventLog(run_dir.events if run_section.events else None),
         vocab_size=vocabulary_size(build.model_path, build.tokenizer),
+        engine_context_len=context_limit(build),
         **functions,
     )
     # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.

@@ -66,6 +66,8 @@ class GeneratingHalf(ABC):
     """Takes down what happens and when."""
     vocab_size: int | None = None
     """Token ids of samples must be below it; None if it is not known."""
+    engine_context_len: int | None = None
+    """Most tokens of prompt and response that the engine takes; None if it does not say."""
     user_hooks: RolloutHooks = field(default_factory=RolloutHooks)
     """Functions of a user's own that see the buffer, samples and groups."""
     services: dict[str, Any] = field(default_factory=dict)
