@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_core.errors import DataError, exit_status
-from slime_core.protocols import Tokenizer
+from slime_core.protocols import Tokenizer, end_ids
 from slime_models.hf.tokenizer import HfTokenizer, load_tokenizer
 
 
@@ -103,3 +103,17 @@ def test_template_that_refuses_the_messages_is_said(tmp_path: Path, smollm2: Pat
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match="refuses the messages: roles must alternate"):
         load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_the_ids_that_end_a_turn_are_the_tokenizers_the_models_and_those_of_a_request(
+    smollm2, tmp_path
+) -> None:
+    for file in smollm2.iterdir():
+        if "token" in file.name or file.name in ("vocab.json", "merges.txt"):
+            shutil.copy(file, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "text_config": {"eos_token_id": 5}}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.eos_token_id == 2
+    assert end_ids(tokenizer, [11]) == {2, 5, 7, 9, 11}
+    assert end_ids(load_tokenizer(smollm2)) == {2}

@@ -19,7 +19,9 @@ from slime_sglang.settings.section import FleetSection, SglangSection
         ({"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 4, "speculative_num_steps": 5}, 4076),
     ],
 )
-def test_the_context_is_the_models_or_the_servers_less_what_a_draft_model_needs(tmp_path, server_args, wanted):
+def test_the_context_is_the_models_or_the_servers_less_what_a_draft_model_needs(
+    tmp_path, server_args, wanted
+):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
     sections = {SglangSection: SglangSection(server_args=server_args), FleetSection: FleetSection()}
     build = SimpleNamespace(section=sections.__getitem__, model_path=tmp_path)

@@ -32,7 +32,9 @@ async def converse(rng, tokenizer, also, template, *, changes):
     """Play one conversation; returns its tape, the engine, and how often the client changed its history."""
     engine = ScriptedEngine()
     ends = (tokenizer.eos_token_id, *also)
-    params = SamplingParams(max_new_tokens=10_000, stop_token_ids=also)
+    is_asked = rng.random() < 0.5  # else the model's folder says so
+    tokenizer.eos_token_ids = frozenset() if is_asked else frozenset(also)
+    params = SamplingParams(max_new_tokens=10_000, stop_token_ids=also if is_asked else ())
     ctx = GenerateContext(engine=engine, tokenizer=tokenizer)
     tape = Tape(ctx, Sample(index=5), params, template=template, name="s")
     tools = TOOLS if rng.random() < 0.7 else None

@@ -80,7 +80,9 @@ class RewardHost:
     async def answer(self, payload: bytes) -> Answer | Failure:
         """Run one job, and return its answer."""
         try:
-            await self._there(self._start)  # where this process takes the place of one that was lost while nobody asked it
+            await self._there(
+                self._start
+            )  # where this process takes the place of one that was lost while nobody asked it
             answer: Answer = await self._there(lambda: self._workers.answer(payload))
         except Exception as error:
             return Failure.of(error)

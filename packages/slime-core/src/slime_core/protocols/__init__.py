@@ -32,7 +32,7 @@ from slime_core.protocols.placement import EngineGpus, GpuRange, Place, Site
 from slime_core.protocols.pools import Columns, PooledTrainer, Role
 from slime_core.protocols.rewards import GroupRewardFn, RewardFn, RewardTransform
 from slime_core.protocols.rollout import EvalFn, GenerateContext, GenerateFn, GroupFilter, WeakReason
-from slime_core.protocols.tokenizer import Tokenizer
+from slime_core.protocols.tokenizer import Tokenizer, end_ids
 from slime_core.protocols.trainer import Metrics, OffloadsWeights, SendsByStage, Trainer
 from slime_core.protocols.transfer import Fingerprint, Senders, TransferPlan
 
@@ -82,5 +82,6 @@ __all__ = [
     "TrainerCapabilities",
     "TransferPlan",
     "WeakReason",
+    "end_ids",
     "needs_of",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -31,3 +31,17 @@ class Tokenizer(Protocol):
         Raises:
             DataError: an image cannot be read, there is not one placeholder for each, or the model sees none.
         """
+
+
+def end_ids(tokenizer: Tokenizer, stop_token_ids: Collection[int] = ()) -> frozenset[int]:
+    """Return the ids that end a turn: the tokenizer's, those of a request, and the model's.
+
+    The model's are the attribute `eos_token_ids` of a tokenizer that knows them. Engines stop there and keep the id, which need not
+    be the tokenizer's: GLM ends a turn by the role that is to speak next, Llama 3.1 a call of a tool by an id of its own.
+
+    Args:
+        tokenizer: of the model.
+        stop_token_ids: of the request.
+    """
+    own: Collection[int] = getattr(tokenizer, "eos_token_ids", ())
+    return frozenset(one for one in (tokenizer.eos_token_id, *own, *stop_token_ids) if one is not None)

@@ -10,6 +10,7 @@ from typing import Any
 from slime_core.errors import DataError
 from slime_core.plugins.importing import few_collections
 
+from slime_models.hf.config import read_json
 from slime_models.hf.processor import ImageProcessor
 
 #: Any of these holds a vocabulary that transformers can read.
@@ -32,6 +33,20 @@ class HfTokenizer:
     def __len__(self) -> int:
         """Return the number of ids, added tokens included."""
         return len(self.inner)
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids at which engines end a response of the model: those of `generation_config.json` and of `config.json`."""
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            if not (path := Path(self._where, name)).is_file():
+                continue
+            values = read_json(path, DataError)
+            for given in (values.get("eos_token_id"), (values.get("text_config") or {}).get("eos_token_id")):
+                found.update(
+                    one for one in (given if isinstance(given, list) else [given]) if one is not None
+                )
+        return frozenset(found)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. A special token that is spelled out in it becomes its id."""

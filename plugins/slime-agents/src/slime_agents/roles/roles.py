@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime_core.config.functions import Resolve
-from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols import GenerateContext, SamplingParams, end_ids
 from slime_core.protocols.rollout import rendering_prompt
 from slime_core.protocols.turn import text_after
 from slime_core.rollout.group import reset
@@ -60,7 +60,7 @@ class Roles:
                 sample.status = Status.ABORTED
                 return sample
             ids = list(one.response_tokens)
-            ended = bool(ids) and ids[-1] in {ctx.tokenizer.eos_token_id, *params.stop_token_ids}
+            ended = bool(ids) and ids[-1] in end_ids(ctx.tokenizer, params.stop_token_ids)
             text = text_after([], ids[:-1] if ended else ids, ctx.tokenizer, skip_special_tokens=True)
             said[role.name] = read_turn(text, None).text.strip()
             if role.reward is not None:

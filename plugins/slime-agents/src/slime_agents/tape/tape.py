@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_core.errors import DataError
-from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols import GenerateContext, SamplingParams, end_ids
 from slime_core.protocols.turn import text_after
 from slime_core.rollout.group import reset
 from slime_core.samples import Sample, Status
@@ -58,7 +58,7 @@ class Tape:
     ) -> None:
         self._ctx, self._given, self._params = ctx, sample, params
         self._template, self._name = template, name
-        self._ends = {one for one in (ctx.tokenizer.eos_token_id, *params.stop_token_ids) if one is not None}
+        self._ends = end_ids(ctx.tokenizer, params.stop_token_ids)
         self.branches: list[Branch] = []
         self.forks: list[Fork] = []
         self.n_begun = 0

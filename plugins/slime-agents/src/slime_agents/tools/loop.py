@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_core.config.functions import Resolve
 from slime_core.config.sections import EnvironmentSection
-from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols import GenerateContext, SamplingParams, end_ids
 from slime_core.protocols.rollout import rendering_prompt
 from slime_core.rollout.generators.multi_turn import converse
 from slime_core.samples import Sample
@@ -67,9 +67,7 @@ class ToolLoop:
                 opening_messages(sample, self._settings.system_prompt, self._settings.examples),
                 self._toolbox.schemas,
             )
-        ends = frozenset(
-            one for one in (ctx.tokenizer.eos_token_id, *params.stop_token_ids) if one is not None
-        )
+        ends = end_ids(ctx.tokenizer, params.stop_token_ids)
 
         def create(_: Sample) -> ToolEnvironment:
             return ToolEnvironment(self._toolbox, template, ctx.tokenizer, ends=ends)

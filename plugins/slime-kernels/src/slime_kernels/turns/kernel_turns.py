@@ -138,8 +138,7 @@ class Trajectory:
         if self._settings.kernel_context == "history":
             return opening(tokenizer, self._made, with_history(self._made["text"], self._attempts))
         before = [int(one) for one in samples[-1].tokens]
-        ended = before[-1] == tokenizer.eos_token_id
-        return before + tokenizer.encode(reply(tokenizer, self._made, self._feedback(), ended))
+        return before + tokenizer.encode(reply(tokenizer, self._made, self._feedback(), before))
 
     def _feedback(self) -> str:
         return feedback(self._attempts[-1], skeleton=bool(self._problem.skeleton))
@@ -162,8 +161,7 @@ class Trajectory:
     def _say(self, sample: Sample, text: str) -> bool:
         """Append what the policy is told; returns whether there was room for it."""
         tokenizer = self._ctx.tokenizer
-        ended = bool(sample.tokens) and int(sample.tokens[-1]) == tokenizer.eos_token_id
-        said = reply(tokenizer, self._made, text, ended)
+        said = reply(tokenizer, self._made, text, sample.tokens)
         ids, most = tokenizer.encode(said), self._ctx.max_context_len
         if most is not None and len(sample.tokens) + len(ids) >= most:
             return False

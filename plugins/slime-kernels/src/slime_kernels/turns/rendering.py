@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_core.protocols import Tokenizer
+from slime_core.protocols import Tokenizer, end_ids
 
 _MARK = "the answer goes here"
 
@@ -18,20 +18,17 @@ def opening(tokenizer: Tokenizer, made: Mapping[str, Any], text: str) -> list[in
     return tokenizer.encode(text)
 
 
-def reply(tokenizer: Tokenizer, made: Mapping[str, Any], text: str, ended: bool) -> str:
+def reply(tokenizer: Tokenizer, made: Mapping[str, Any], text: str, before: Sequence[int]) -> str:
     """Return what follows an answer in a chat where `text` is said next, up to where the next answer begins.
 
     Args:
         tokenizer: with the chat template.
         made: how the first prompt was made.
         text: what is said.
-        ended: whether the answer's last token is the one that ends answers.
+        before: ids up to the end of the answer: where its last one ends answers, that is not said twice.
     """
-    end = (
-        tokenizer.decode([tokenizer.eos_token_id], skip_special_tokens=False)
-        if tokenizer.eos_token_id is not None
-        else ""
-    )
+    last = [int(one) for one in before[-1:] if one in end_ids(tokenizer)]
+    end = tokenizer.decode(last, skip_special_tokens=False)
     if not made["chat"]:
         return f"\n\n{text}\n"
     messages = [
@@ -41,4 +38,4 @@ def reply(tokenizer: Tokenizer, made: Mapping[str, Any], text: str, ended: bool)
     ]
     rendered = tokenizer.apply_chat_template(messages, **made["template_kwargs"])
     tail = rendered[rendered.rindex(_MARK) + len(_MARK) :]
-    return tail.removeprefix(end) if ended else tail
+    return tail.removeprefix(end)
