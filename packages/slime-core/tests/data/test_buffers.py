@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as npst
 from slime_core.data.buffers import FifoBuffer, from_json, to_json
 from slime_core.errors import CheckpointError, SampleError
 from slime_core.samples import Sample, Status
+from slime_core.samples.compact import FLOAT32, IDS, MASK, Compact
 
 
 def through_text(state):
@@ -107,6 +108,28 @@ def test_state_does_not_change_with_the_buffer():
     state = buffer.state()
     buffer.take(1)[0][0].tokens.append(2)
     assert state["groups"][0][0]["tokens"] == [1]
+
+
+@pytest.mark.parametrize("typecode, values", [(IDS, [3, 1, 2]), (FLOAT32, [0.1, -math.inf]), (MASK, [])])
+def test_compact_columns_come_back_as_they_are(typecode, values):
+    column = Compact(typecode, values)
+    back = from_json(json.loads(json.dumps(to_json({"column": column}))))["column"]
+    assert type(back) is Compact and (back.typecode, back.tobytes()) == (typecode, column.tobytes())
+
+
+def test_a_snapshot_is_of_its_moment_whatever_becomes_of_the_samples():
+    buffer = FifoBuffer()
+    compact = Sample(index=1, prompt="b", tokens=Compact(IDS, [1, 2]))
+    buffer.put([[Sample(index=0, prompt="a", tokens=[1])], [compact]])
+    state, snapshot = buffer.state(), buffer.snapshot()
+    (first,), (second,) = buffer.take(2)
+    for sample in (first, second):
+        sample.append_response(
+            [5, 6], log_probs=[-1.0, -2.0], text="xy", finish_reason="length", weight_version="1"
+        )
+        sample.metadata["later"] = True
+    buffer.put([[Sample(index=2, prompt="c")]])
+    assert json.dumps(snapshot()) == json.dumps(state)
 
 
 def test_a_value_without_json_form_names_sample_and_field():

@@ -57,7 +57,7 @@ class Prompts:
 
     def __init__(self, seconds, *, drops=lambda index: False, section=None):
         self.engine, self.tokenizer, self.scorer = TimedEngine(seconds), LetterTokenizer(), None
-        self.generate, self.vocab_size = single_turn, None
+        self.generate, self.vocab_size, self.engine_context_len = single_turn, None, None
         self.sizes = SimpleNamespace(rollout_batch_size=BATCH, over_sampling_batch_size=BATCH)
         self.rollout = RolloutSection(
             rollout_batch_size=BATCH,

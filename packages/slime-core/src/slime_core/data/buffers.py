@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from slime_core.config.build import BuildContext
 from slime_core.errors import CheckpointError, SampleError
 from slime_core.samples import Group, Sample
+from slime_core.samples.compact import Compact
+from slime_core.samples.copies import copied
 
 
 class FifoBuffer:
@@ -54,6 +56,11 @@ class FifoBuffer:
         """
         return {"groups": groups_to_json(self._groups)}
 
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Return what makes `state` as it is now, which takes far longer than this: most states are never written."""
+        groups = [copied(group) for group in self._groups]
+        return lambda: {"groups": groups_to_json(groups)}
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on the content that `state` returned, in place of the present one.
 
@@ -92,7 +99,7 @@ def create_buffer(build: BuildContext) -> FifoBuffer:
 def to_json(value: Any) -> Any:
     """Return `value` as JSON values from which `from_json` makes an equal one.
 
-    Beyond JSON's own: arrays and numpy scalars (their bytes, in base64), bytes, tuples, NaN and infinity, and
+    Beyond JSON's own: compact columns, arrays and numpy scalars (their bytes, in base64), bytes, tuples, NaN and infinity, and
     dicts with other keys than text.
 
     Raises:
@@ -114,6 +121,8 @@ def to_json(value: Any) -> Any:
         return {"__items__": [[to_json(key), to_json(item)] for key, item in value.items()]}
     if isinstance(value, tuple):
         return {"__tuple__": [to_json(item) for item in value]}
+    if isinstance(value, Compact):
+        return {"__compact__": [value.typecode, base64.b64encode(value.tobytes()).decode()]}
     if isinstance(value, bytes):
         return {"__bytes__": base64.b64encode(value).decode()}
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} {str(value)[:40]!r}")
@@ -140,6 +149,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "__ndarray__": _array,
     "__scalar__": lambda form: _array(form)[()],
     "__bytes__": base64.b64decode,
+    "__compact__": lambda form: Compact(form[0], base64.b64decode(form[1])),
     "__float__": float,
     "__tuple__": lambda items: tuple(from_json(item) for item in items),
     "__items__": lambda items: {from_json(key): from_json(item) for key, item in items},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime_core.config.build import BuildContext
@@ -56,6 +56,10 @@ class PriorityBuffer:
     def state(self) -> dict[str, Any]:
         """Return the whole content, as JSON values; raises as `FifoBuffer.state` does."""
         return self._groups.state()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Return what makes `state` as it is now."""
+        return self._groups.snapshot()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on the content that `state` returned; raises as `FifoBuffer.restore` does."""

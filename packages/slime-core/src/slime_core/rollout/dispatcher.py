@@ -17,13 +17,14 @@ from slime_core.protocols import Metrics, WeakReason
 from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.admission import Admission, Job, Jobs, Waves
 from slime_core.rollout.context import RolloutRun
-from slime_core.rollout.group import copied, fresh, oldest_version, run_group
+from slime_core.rollout.group import fresh, oldest_version, run_group
 from slime_core.rollout.user_hooks import KEPT_DESPITE
 from slime_core.rundir.events import DISPATCHER
 from slime_core.runtime.busy import Busy
 from slime_core.runtime.deadline import within
 from slime_core.runtime.eager import start_now
 from slime_core.samples import Group, Status
+from slime_core.samples.copies import copied
 
 
 class Dispatcher:

@@ -116,9 +116,11 @@ class Generator:
 
     def _bounded(self, context: GenerateContext) -> GenerateContext:
         """Return the context with the bound on prompt and response: the run's, which evaluations do not have, and the engine's."""
+        if self.max_context_len is None and self.engine_context_len is None:
+            return context
         own = None if context.evaluation else self.max_context_len
         bounds = [bound for bound in (own, self.engine_context_len) if bound is not None]
-        return dataclasses.replace(context, max_context_len=min(bounds)) if bounds else context
+        return dataclasses.replace(context, max_context_len=min(bounds, default=None))
 
     def _check(
         self,

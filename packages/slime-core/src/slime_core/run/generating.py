@@ -76,7 +76,7 @@ class GeneratingHalf(ABC):
     """Groups that were generated before their step, by step."""
     _generating: StepRecord = field(default_factory=lambda: StepRecord(step=1))
     _learning: StepRecord = field(default_factory=lambda: StepRecord(step=0))
-    _before: tuple[dict[str, Any], dict[str, Any]] | None = None
+    _before: tuple[dict[str, Any], Snapshot] | None = None
     """Positions of source and buffer before a rollout function of somebody else's began, while it is at work."""
 
     # Of the other half.
@@ -105,7 +105,7 @@ class GeneratingHalf(ABC):
         record = self._generating
         await self.ready_engine()
         if self.rollout_fn is not rollout:
-            self._before = self.source.state(), self.buffer.state()
+            self._before = self.source.state(), self._buffer_snapshot()
         with record.timed("rollout", self.events, lane=ROLLOUT):
             groups = await within(
                 timeout, f"step {step}: rollout", self.rollout_fn(self, step), waits_for_others=True
@@ -189,17 +189,25 @@ class GeneratingHalf(ABC):
 
         What is returned raises CheckpointError where a sample holds a value without a JSON form; it names sample and field.
         """
-        source, buffer = self._before or (self.source.state(), self.buffer.state())
+        source, buffer = self._before or (self.source.state(), self._buffer_snapshot())
         dispatcher, ahead, open_one = self.dispatcher.snapshot(), dict(self.ahead), self._generating
         again = self._before is not None  # the rollout function begins anew, and drops what it dropped
         begun = StepRecord(step=open_one.step, dropped=[] if again else list(open_one.dropped))
         return lambda: {
             "source": source,
-            "buffer": buffer,
+            "buffer": buffer(),
             "dispatcher": dispatcher(),
             "ahead": ahead_to_json(ahead),
             "begun": ahead_to_json({begun.step: (begun, [])}),
         }
+
+    def _buffer_snapshot(self) -> Snapshot:
+        """Return what makes the buffer's state as it is now, at once where a buffer of somebody else's can only do that."""
+        if (snapshot := getattr(self.buffer, "snapshot", None)) is not None:
+            later: Snapshot = snapshot()
+            return later
+        state = self.buffer.state()
+        return lambda: state
 
     def restore_groups(
         self,

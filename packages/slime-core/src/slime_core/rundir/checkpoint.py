@@ -190,7 +190,7 @@ class Checkpoints:
         with self._whole_or_nothing(step) as temporary:
             (temporary / TRAINER).mkdir(parents=True)
             with (temporary / STATE).open("w", encoding="utf-8") as file:
-                json.dump(dict(state) | {"step": step}, file)
+                file.write(json.dumps(dict(state) | {"step": step}))  # `json.dump` takes twice as long
             if self._in_background:
                 await self._trainer.save(temporary / TRAINER, in_background=True)
             else:
