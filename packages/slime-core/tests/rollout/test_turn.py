@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from slime_core.errors import SampleError
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
+from slime_core.protocols.turn import text_after
 from slime_core.samples import Sample, Status
 from slime_core.samples.versions import version_spans
 
@@ -174,3 +175,24 @@ def test_spans_that_cannot_be_are_refused(spans):
         SampleError, match=r"sample 0: environment_spans\[[01]\] is .*; wanted \[begin, end\]"
     ):
         sample.check()
+
+
+def test_what_a_turn_spells_does_not_take_a_decoding_of_the_whole_response():
+    class Counting(ByteTokenizer):
+        longest = 0
+
+        def decode(self, tokens, *, skip_special_tokens=True):
+            self.longest = max(self.longest, len(tokens))
+            return super().decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    tokenizer = Counting()
+    text = "Größe, 大小, 🙂. " * 500
+    ids = tokenizer.encode(text)
+    for cut in range(len(ids) // 2, len(ids) // 2 + 40):
+        wanted = ByteTokenizer().decode(ids[:cut])
+        found = text_after(ids[:cut], ids[cut : cut + 50], tokenizer, skip_special_tokens=False)
+        whole = ByteTokenizer().decode(ids[: cut + 50])
+        assert found == (
+            whole[len(wanted) :] if whole.startswith(wanted) else ByteTokenizer().decode(ids[cut : cut + 50])
+        )
+    assert tokenizer.longest <= 50 + 32

@@ -15,6 +15,9 @@ from slime_core.protocols.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from slime_core.samples import Sample
 
+#: Ids before others that are decoded with them: enough for a character of several ids, and for a special one beside a word.
+_CONTEXT = 32
+
 
 async def request(
     engine: Generates, capabilities: EngineCapabilities, sample: Sample, params: SamplingParams
@@ -108,9 +111,13 @@ def append_completion(
 def text_after(
     before: Sequence[int], tokens: Sequence[int], tokenizer: Tokenizer, *, skip_special_tokens: bool
 ) -> str:
-    """Return what `tokens` spell after others: some tokenizers leave the first space of a text out."""
+    """Return what `tokens` spell after others: some tokenizers leave the first space of a text out.
+
+    Of the others the last ones are decoded alone, so that the turns of a long response do not each decode it all.
+    """
     if not tokens:
         return ""
+    before = before[-_CONTEXT:]
     if not before:
         return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
     head = tokenizer.decode(before, skip_special_tokens=skip_special_tokens)
