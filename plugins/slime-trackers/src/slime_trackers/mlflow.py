@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import BuildContext
+from slime_core.config.secrets import masked
 from slime_core.plugins.hooks import hookimpl
 from slime_core.samples import Group
 
@@ -63,7 +64,7 @@ class MlflowTracker:
         else:
             client.update_run(known, status="RUNNING")
         remember_id(run.run_dir, _ID_FILE, known)
-        client.log_text(known, run.settings.to_toml(), "config.toml")
+        client.log_text(known, run.settings.to_toml(is_public=True), "config.toml")
         self._client, self._id, self._sender = client, known, Sender("MLflow", refused=_refused)
 
     @hookimpl
@@ -146,7 +147,7 @@ def _log_parameters(client: Any, run_id: str, settings: Settings) -> None:
     from mlflow.entities import Param
 
     given = [
-        Param(f"{table}.{field}", str(value))
+        Param(f"{table}.{field}", str(masked(field, value)))
         for table, section in settings.sections.items()
         for field, value in section.model_dump(mode="json").items()
     ]

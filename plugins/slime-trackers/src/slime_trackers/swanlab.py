@@ -51,7 +51,7 @@ class SwanlabTracker:
                 resume="allow",
                 mode=section.mode,
                 log_dir=section.log_dir or str(run.run_dir.path / "swanlab"),
-                config=tomllib.loads(run.settings.to_toml()),
+                config=tomllib.loads(run.settings.to_toml(is_public=True)),
             )
 
     @hookimpl

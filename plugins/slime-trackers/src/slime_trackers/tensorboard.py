@@ -35,7 +35,7 @@ class TensorboardTracker:
         suffix = f".{n_files:06d}"  # two files of the same second would have one name
         self._writer = SummaryWriter(str(self._folder), purge_step=first, filename_suffix=suffix)
         self._writer.add_text(
-            "config", "\n".join(f"    {line}" for line in run.settings.to_toml().splitlines())
+            "config", "\n".join(f"    {line}" for line in run.settings.to_toml(is_public=True).splitlines())
         )
 
     @hookimpl

@@ -36,7 +36,7 @@ class TrackioTracker:
             group=section.group,
             space_id=section.space_id,
             server_url=section.server_url,
-            config=tomllib.loads(run.settings.to_toml()),
+            config=tomllib.loads(run.settings.to_toml(is_public=True)),
             resume="allow" if run.done_steps else "never",
             embed=False,
         )

@@ -46,7 +46,7 @@ class WandbTracker:
             resume="allow",
             mode=section.mode,
             dir=section.dir or str(run.run_dir.path),
-            config=tomllib.loads(run.settings.to_toml()),
+            config=tomllib.loads(run.settings.to_toml(is_public=True)),
             settings=wandb.Settings(**({} if section.host is None else {"base_url": section.host})),
         )
         self._run.define_metric(_AXIS)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from slime_core.config.base import SectionModel
+from slime_core.config.secrets import masked
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
@@ -131,11 +132,20 @@ class Settings:
             {**self.sections, table: section}, {**self.origins, (table, field): origin}, self.owners
         )
 
-    def to_toml(self) -> str:
-        """Return all values as a recipe. What TOML lacks is a string: `none`, and a table or list with a null in it as JSON."""
+    def to_toml(self, *, is_public: bool = False) -> str:
+        """Return all values as a recipe. What TOML lacks is a string: `none`, and a table or list with a null in it as JSON.
+
+        Args:
+            is_public: whether secrets are masked, for those who do not see the run's folder.
+        """
         tables = {name: section.model_dump(mode="json") for name, section in self.sections.items()}
         return tomli_w.dumps(
-            {name: {key: _for_toml(value) for key, value in table.items()} for name, table in tables.items()}
+            {
+                name: {
+                    key: _for_toml(masked(key, value) if is_public else value) for key, value in table.items()
+                }
+                for name, table in tables.items()
+            }
         )
 
 
