@@ -71,6 +71,36 @@ def test_an_http_tool_posts_arguments_and_gives_the_body_of_the_answer():
     assert gone.startswith("error: search: Clien")
 
 
+def test_more_calls_of_an_http_tool_than_aiohttps_own_bound_are_in_flight_at_once():
+    n_calls, arrived = 120, []
+
+    async def play():
+        all_there = asyncio.Event()
+
+        async def serve(request):
+            arrived.append(1)
+            if len(arrived) == n_calls:
+                all_there.set()
+            await all_there.wait()
+            return web.Response(text="y")
+
+        app = web.Application()
+        app.router.add_post("/", serve)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        toolset = http("search", ToolLimits(timeout_s=20), url=url, parameters=QUERY)
+        (tool,) = await toolset.open()
+        call = ToolCall("search", {"query": "x"})
+        answers = await asyncio.gather(*(answer(tool, call) for _ in range(n_calls)))
+        await toolset.close()
+        await runner.cleanup()
+        return answers
+
+    assert [one.text for one in asyncio.run(play())] == ["y"] * n_calls
+
+
 @pytest.mark.slow
 def test_the_tools_of_an_mcp_server_are_called_and_the_server_ends_with_them():
     toolset = mcp("server", ToolLimits(timeout_s=60), command=[sys.executable, SERVER])

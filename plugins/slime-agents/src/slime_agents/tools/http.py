@@ -23,7 +23,8 @@ class HttpTool:
 
     async def open(self) -> Sequence[Tool]:
         """Return the tool."""
-        self._session = aiohttp.ClientSession(trust_env=False)
+        # No bound of aiohttp's own, which is 100: a call that waits for a connection would spend its deadline there.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
         return [self]
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
