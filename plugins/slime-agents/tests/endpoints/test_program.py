@@ -8,6 +8,10 @@ import threading
 
 import pytest
 from slime_agents.endpoints.program import PYTHON, run_program
+from slime_core.errors import PluginError
+from slime_core.samples import Status
+
+from .running import played
 
 ASKS = """
 import os, urllib.request
@@ -40,3 +44,28 @@ def test_a_program_asks_the_endpoint_itself_and_others_by_the_users_proxy(
 
     outcome = asyncio.run(main())
     assert (outcome.status, outcome.output.split()) == (0, ["200", "http://127.0.0.1:9", expected])
+
+
+#: `SLIME_TASK={"x": "` and `"}` and the NUL are 21 bytes of the 131,072 that Linux gives one variable.
+@pytest.mark.parametrize(("length", "is_there"), [(131_051, True), (131_052, False), (200_000, False)])
+def test_a_task_too_long_for_a_variable_is_on_standard_input_alone(monkeypatch, length, is_there):
+    monkeypatch.setenv("SLIME_TASK", "of another")
+    program = (
+        "import json, os, sys; given = sys.stdin.read(); "
+        "print(len(json.loads(given)['x']), os.environ.get('SLIME_TASK') == given, 'SLIME_TASK' in os.environ)"
+    )
+
+    async def main():
+        task = {"x": "y" * length}
+        return await run_program([PYTHON, "-c", program], "", "key", task, timeout_s=60, over=asyncio.Event())
+
+    outcome = asyncio.run(main())
+    assert outcome.output.split() == [str(length), str(is_there), str(is_there)]
+
+
+def test_a_command_that_is_no_program_ends_the_run_and_one_that_the_system_refuses_fails_its_sample():
+    with pytest.raises(PluginError, match=r"agents\.program: /no/such/program cannot be run"):
+        played(None, lambda text: "y", program=["/no/such/program"])
+    samples, _ = played(None, lambda text: "y", program=["true", "x" * 200_000], reward="program")
+    assert samples[0].status is Status.FAILED
+    assert "agents.program: true cannot be run: Argument list too long" in samples[0].failure

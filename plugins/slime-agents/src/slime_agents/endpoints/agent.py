@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import inspect
 import secrets
 from typing import Any
@@ -25,6 +26,8 @@ from slime_agents.templates import Templates
 
 #: Key of `Sample.metadata` under which the generator says how a session went.
 AGENT = "agent"
+#: Errors by which a command line is no program. Any other is of one sample or of a busy moment, and fails that sample alone.
+_NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
 
 
 @rendering_prompt
@@ -83,7 +86,10 @@ class Agent:
             try:
                 return await run_program(command, base_url, session.key, task, timeout_s=timeout_s, over=over)
             except OSError as error:
-                raise PluginError(f"agents.program: {command[0]} cannot be run: {error.strerror}") from error
+                told = f"agents.program: {command[0]} cannot be run: {error.strerror}"
+                if error.errno in _NO_PROGRAM:
+                    raise PluginError(told) from error
+                return Outcome(ended_by="error", reward=0.0, output=told)
         task = copy.deepcopy(task)
         return await run_function(self._function, base_url, session.key, task, timeout_s=timeout_s, over=over)
 

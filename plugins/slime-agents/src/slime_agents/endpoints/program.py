@@ -23,6 +23,8 @@ PYTHON = "{python}"
 TAIL = 2000
 #: Seconds that a program has to end by itself once it is told to.
 GRACE_S = 2.0
+#: Variable with the task, and the bytes that Linux gives one string of an environment: name, `=` and the NUL at its end included.
+TASK, _VARIABLE_BYTES = "SLIME_TASK", 1 << 17
 
 #: `async (base_url, api_key, task)`: returns a reward, or nothing.
 AgentFunction = Callable[[str, str, Mapping[str, Any]], Awaitable[Any]]
@@ -33,7 +35,8 @@ class Outcome:
     """How a program ended."""
 
     ended_by: str
-    """`exit`, `timeout`, `error` where a function raised, or `stopped` where nothing more could come of its session."""
+    """`exit`, `timeout`, `error` where a function raised or a program could not be started, or `stopped` where nothing more
+    could come of its session."""
     reward: float | None = None
     """1.0 or 0.0 by its exit status, or what a function returned."""
     status: int | None = None
@@ -54,19 +57,22 @@ async def run_program(
     """Run a command line, and kill it with all that it started at the deadline, or when its session is over.
 
     The addresses and the key are in the variables that the official packages read, the task is JSON on its standard input and in
-    `SLIME_TASK`.
+    `SLIME_TASK`; on its standard input alone where it is too long for a variable.
+
+    Raises:
+        OSError: it cannot be started.
     """
-    written = json.dumps(task, ensure_ascii=False, default=str)
+    written = json.dumps(task, ensure_ascii=False, default=str).encode()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable if word == PYTHON else word for word in command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
-        env={**os.environ, **_variables(base_url, api_key), "SLIME_TASK": written},
+        env=_environment(base_url, api_key, written),
     )
     kept = bytearray()
-    reading = asyncio.create_task(_follow(process, written.encode(), kept))
+    reading = asyncio.create_task(_follow(process, written, kept))
     stopped = asyncio.create_task(over.wait())
     try:
         await asyncio.wait({reading, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -117,6 +123,14 @@ async def run_function(
             running.cancel()
             with contextlib.suppress(BaseException):
                 await running
+
+
+def _environment(base_url: str, api_key: str, task: bytes) -> dict[str, str]:
+    made = {**os.environ, **_variables(base_url, api_key)}
+    made.pop(TASK, None)
+    if len(f"{TASK}=") + len(task) < _VARIABLE_BYTES:
+        made[TASK] = task.decode()
+    return made
 
 
 def _variables(base_url: str, api_key: str) -> dict[str, str]:
