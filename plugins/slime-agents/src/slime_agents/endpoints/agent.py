@@ -69,6 +69,9 @@ class Agent:
             with ctx.outside_engine(sample):
                 outcome = await self._run(base_url, session, sample)
         finally:
+            sample.non_generation_time -= (
+                tape.at_engine.seconds
+            )  # the engine answered within the program's time
             await self._endpoint.remove(session)
         return self._finished(sample, session, outcome)
 

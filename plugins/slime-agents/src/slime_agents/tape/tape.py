@@ -19,6 +19,7 @@ from slime_core.rollout.group import reset
 from slime_core.samples import Sample, Status
 
 from slime_agents.tape.branch import Branch
+from slime_agents.tape.busy import BusyTime
 from slime_agents.tape.messages import Message, difference
 from slime_agents.tape.reading import read_turn
 from slime_agents.tape.template import ChatTemplate
@@ -63,6 +64,8 @@ class Tape:
         self.forks: list[Fork] = []
         self.n_begun = 0
         """Turns that began."""
+        self.at_engine = BusyTime()
+        """The time in which the engine generates a turn."""
 
     @property
     def turns(self) -> list[TapeTurn]:
@@ -213,7 +216,8 @@ class Tape:
             seed=None if seed is None else seed + (branch.number << 32),
         )
         n_before = len(sample.tokens)
-        await self._ctx.turn(sample, params)
+        with self.at_engine.counted():
+            await self._ctx.turn(sample, params)
         ids = list(sample.tokens[n_before:])
         if sample.status is Status.ABORTED:
             raise TapeAborted("the rollout has all that it needs")
