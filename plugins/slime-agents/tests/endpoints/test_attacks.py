@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -75,9 +77,80 @@ def test_a_client_that_drops_off_gets_its_turn_when_it_asks_again():
         assert body["choices"][0]["message"]["content"] == "an answer"
         return float(status == 200)
 
-    (samples,), _ = asyncio.run(run_agent(agent, None, engine=engine, reward="program"))
+    (samples,), _ = asyncio.run(run_agent(agent, None, engine=engine, reward="program", max_turns=1))
     assert samples[0].reward == 1.0, samples[0].metadata["agent"]
     assert len(engine.requests) == 1
+    check_tape(samples, engine)
+
+
+class HoldingEngine(SayingEngine):
+    """Holds answers back, and counts the requests that came."""
+
+    def __init__(self):
+        super().__init__(lambda text: "an answer")
+        self.gate.clear()
+        self.n_came, self.came = 0, asyncio.Condition()
+
+    async def generate(self, tokens, params, **more):
+        async with self.came:
+            self.n_came += 1
+            self.came.notify_all()
+        return await super().generate(tokens, params, **more)
+
+    async def has(self, n):
+        async with self.came:
+            await self.came.wait_for(lambda: self.n_came >= n)
+
+
+async def asked_and_dropped(base_url, api_key, engine):
+    """Ask by a connection that is closed as soon as the turn is being generated."""
+    url, body = urlsplit(base_url), json.dumps(CHAT)
+    _, writer = await asyncio.open_connection(url.hostname, url.port)
+    head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api_key}\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    await engine.has(1)
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_asks_again_while_its_turn_is_generated_waits_for_that_turn(stream):
+    engine = HoldingEngine()
+
+    async def agent(base_url, api_key, task):
+        await asked_and_dropped(base_url, api_key, engine)
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with aiohttp.ClientSession(headers=headers) as client:
+            again = asyncio.create_task(
+                client.post(f"{base_url}/chat/completions", json={**CHAT, "stream": stream})
+            )
+            async with client.get(f"{base_url}/models"):  # answered after the other one has come
+                engine.gate.set()
+            answer = await again
+            assert "an answer" in await answer.text()
+            return float(answer.status == 200)
+
+    (samples,), _ = asyncio.run(run_agent(agent, None, engine=engine, reward="program", max_turns=1))
+    (sample,) = samples
+    assert sample.reward == 1.0, sample.metadata["agent"]
+    assert (sample.metadata["agent"]["turns"], sample.metadata["agent"]["forks"]) == (1, [])
+    assert len(engine.requests) == 1
+    check_tape(samples, engine)
+
+
+def test_two_clients_that_ask_the_same_side_by_side_get_a_turn_each():
+    engine = HoldingEngine()
+
+    async def agent(base_url, api_key, task):
+        asking = [asyncio.create_task(post(base_url, api_key)) for _ in range(2)]
+        await engine.has(2)
+        engine.gate.set()
+        (_, one), (_, other) = await asyncio.gather(*asking)
+        return float(one["id"] != other["id"])
+
+    (samples,), _ = asyncio.run(run_agent(agent, None, engine=engine, reward="program", max_turns=2))
+    assert [sample.reward for sample in samples] == [1.0, 1.0]
+    assert len(engine.requests) == 2
     check_tape(samples, engine)
 
 

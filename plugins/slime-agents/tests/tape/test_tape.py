@@ -164,7 +164,6 @@ def test_two_requests_that_go_on_from_one_turn_at_once_are_two_branches():
 
     async def play():
         turn = await tape.turn([user])
-        turn.is_delivered = True
         await asyncio.gather(
             tape.turn([user, turn.message, {"role": "user", "content": "left"}]),
             tape.turn([user, turn.message, {"role": "user", "content": "right"}]),

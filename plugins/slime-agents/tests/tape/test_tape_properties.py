@@ -45,7 +45,6 @@ async def converse(rng, tokenizer, also, template, *, changes):
     for _ in range(rng.randint(1, 6)):
         engine.next.append(a_turn(rng, tokenizer, template.tool_format, ends, with_tools=tools is not None))
         turn = await tape.turn([normal(message) for message in history], tools)
-        turn.is_delivered = True
         history += [echo(rng, turn.message), *answers(rng, turn.message)]
         users = [i for i, one in enumerate(history) if one["role"] == "user"]
         if changes and rng.random() < 0.3:

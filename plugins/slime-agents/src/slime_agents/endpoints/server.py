@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -134,7 +135,7 @@ class Endpoint:
             raise Refused(404, "not_found", f"found {path!r}; wanted {', '.join(DIALECTS)}, models or reward")
         dialect = DIALECTS[path]
         ask = dialect.read(body, session.earlier)
-        asked = asyncio.ensure_future(session.ask(ask))
+        asked = asyncio.ensure_future(session.ask(ask, is_gone=partial(_is_gone, request)))
         if ask.stream:
             return await _stream(request, session, dialect, ask, asked)
         turn = await asked
@@ -143,9 +144,14 @@ class Endpoint:
         response = web.json_response(written)
         await response.prepare(request)
         await response.write_eof()
-        if request.transport is not None and not request.transport.is_closing():
+        if not _is_gone(request):
             session.delivered(turn, written["id"])
         return response
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Return whether the client of a request has dropped off."""
+    return request.transport is None or request.transport.is_closing()
 
 
 async def _stream(
@@ -173,7 +179,7 @@ async def _stream(
     for name, data in dialect.events(ask, turn, answer_id):
         await response.write(_event(name, data))
     await response.write_eof()
-    if request.transport is not None and not request.transport.is_closing():
+    if not _is_gone(request):
         session.delivered(turn, dialect.answer(ask, turn, answer_id)["id"])
     return response
 

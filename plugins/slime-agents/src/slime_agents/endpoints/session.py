@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import DataError, SlimeError
 
 from slime_agents.endpoints.asking import Ask, Refused
-from slime_agents.tape.messages import Message
+from slime_agents.tape.messages import Message, n_same
 from slime_agents.tape.tape import Tape, TapeAborted, TapeFull
 from slime_agents.tape.turn import TapeTurn
 
@@ -28,6 +28,28 @@ class SessionLimits:
     """Requests in flight."""
     max_refusals: int = 100
     """Refused requests, after which it is ended."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Asked:
+    """A turn that no client has yet."""
+
+    ask: Ask
+    turn: asyncio.Task[TapeTurn]
+    is_gone: Callable[[], bool]
+    """Whether the client that waits for it has dropped off."""
+
+    def is_lost(self, ask: Ask) -> bool:
+        """Return whether it answers a request that is asked again, as the client that asked first is gone."""
+        ours, theirs = self.ask.messages, ask.messages
+        if not self.is_gone() or list(self.ask.tools or ()) != list(ask.tools or ()):
+            return False
+        return len(ours) == len(theirs) == n_same(ours, theirs)
+
+    def answer(self) -> TapeTurn | None:
+        """Return its turn; None while it is generated, and where that failed."""
+        failed = not self.turn.done() or self.turn.cancelled() or self.turn.exception() is not None
+        return None if failed else self.turn.result()
 
 
 @dataclass(kw_only=True)
@@ -53,28 +75,29 @@ class Session:
     """What the engine or the tape raised."""
     earlier: dict[str, Sequence[Message]] = field(default_factory=dict)
     """Histories by the ids of answers that they end with."""
-    _turns: set[asyncio.Task[TapeTurn]] = field(default_factory=set)
+    _asked: list[_Asked] = field(default_factory=list)
 
     @property
     def is_aborted(self) -> bool:
         """Whether the rollout had all that it needed."""
         return isinstance(self.failure, TapeAborted)
 
-    async def ask(self, ask: Ask) -> TapeTurn:
-        """Let the policy speak. A client that drops off meanwhile gets the same turn when it asks again.
+    async def ask(self, ask: Ask, *, is_gone: Callable[[], bool]) -> TapeTurn:
+        """Let the policy speak. A client that drops off gets the same turn when it asks again, be it done or not.
+
+        Args:
+            ask: the request.
+            is_gone: whether its client has dropped off. While it has not, others that ask the same get turns of their own.
 
         Raises:
             Refused: a limit is reached, the request cannot be rendered, or the session is over.
         """
-        self._check()
-        turn = asyncio.create_task(
-            self.tape.turn(ask.messages, ask.tools, max_tokens=ask.max_tokens, stop=ask.stop),
-            name=f"turn {self.id}",
-        )
-        self._turns.add(turn)
-        turn.add_done_callback(self._turns.discard)
+        if self.is_closed or self.failure is not None:
+            raise Refused(401, "session_over", f"session {self.id} is over; it is answered no more")
+        asked = next((one for one in self._asked if one.is_lost(ask)), None) or self._begin(ask, is_gone)
+        asked.is_gone = is_gone
         try:
-            return await asyncio.shield(turn)
+            return await asyncio.shield(asked.turn)
         except DataError as error:
             raise Refused(400, "invalid_request", str(error)) from error
         except TapeFull as error:
@@ -89,7 +112,7 @@ class Session:
 
     def delivered(self, turn: TapeTurn, answer_id: str) -> None:
         """Say that a client has its answer."""
-        turn.is_delivered = True
+        self._asked = [one for one in self._asked if one.answer() is not turn]
         self.earlier[answer_id] = self.tape.history(turn)
 
     def refused(self, kind: str) -> None:
@@ -102,7 +125,7 @@ class Session:
     async def close(self) -> None:
         """Answer nothing more, and end what is being generated."""
         self.is_closed = True
-        turns = list(self._turns)
+        turns = self._in_flight()
         for turn in turns:
             turn.cancel()
         for turn in turns:
@@ -117,10 +140,9 @@ class Session:
             "forks": [fork.to_json() for fork in self.tape.forks],
         }
 
-    def _check(self) -> None:
-        if self.is_closed or self.failure is not None:
-            raise Refused(401, "session_over", f"session {self.id} is over; it is answered no more")
-        if len(self._turns) >= self.limits.max_requests_at_once:
+    def _begin(self, ask: Ask, is_gone: Callable[[], bool]) -> _Asked:
+        """Have a turn generated, if the limits let it."""
+        if len(self._in_flight()) >= self.limits.max_requests_at_once:
             most = self.limits.max_requests_at_once
             raise Refused(
                 429,
@@ -130,6 +152,20 @@ class Session:
         if self.tape.n_begun >= self.limits.max_turns:
             self.hit = self.hit or "max_turns"
             raise Refused(429, "max_turns", f"session {self.id} has had its {self.limits.max_turns} turns")
+        turn = asyncio.create_task(
+            self.tape.turn(ask.messages, ask.tools, max_tokens=ask.max_tokens, stop=ask.stop),
+            name=f"turn {self.id}",
+        )
+        asked = _Asked(ask=ask, turn=turn, is_gone=is_gone)
+        self._asked.append(asked)
+        turn.add_done_callback(lambda _: self._forget_failed())
+        return asked
+
+    def _forget_failed(self) -> None:
+        self._asked = [one for one in self._asked if not one.turn.done() or one.answer() is not None]
+
+    def _in_flight(self) -> list[asyncio.Task[TapeTurn]]:
+        return [one.turn for one in self._asked if not one.turn.done()]
 
     def _end(self, error: BaseException) -> None:
         self.failure = self.failure or error

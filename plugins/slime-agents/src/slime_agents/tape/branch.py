@@ -42,15 +42,6 @@ class Branch:
             return False
         return n_same(self.messages, messages) == len(self.messages)
 
-    def undelivered(self, messages: list[Message], tools: str) -> TapeTurn | None:
-        """Return the answer to a request that has been asked already, and whose client never got it."""
-        for mark, turn in reversed(self.asked):
-            if turn.is_delivered or tools != self.tools or len(messages) != mark.n_messages:
-                continue
-            if n_same(self.messages, messages) == mark.n_messages:
-                return turn
-        return None
-
     def shared(self, messages: list[Message], tools: str) -> Mark | None:
         """Return the last place up to which a request's history is this one's; None without any."""
         if tools != self.tools:

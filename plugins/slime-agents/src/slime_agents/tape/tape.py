@@ -113,9 +113,6 @@ class Tape:
         wanted, key = list(messages), json.dumps(tools, sort_keys=True, default=str) if tools else ""
         if not wanted or wanted[-1]["role"] == "assistant":
             raise DataError("the last message is the assistant's; wanted one that it answers")
-        for branch in self.branches:
-            if (lost := branch.undelivered(wanted, key)) is not None:
-                return lost
         branch = self._place(wanted, key, tools)
         branch.is_busy = True
         try:

@@ -29,8 +29,6 @@ class TapeTurn:
     """Tokens that it was generated from."""
     n_sampled: int
     """Tokens that were sampled."""
-    is_delivered: bool = False
-    """Whether the client got it: one that it did not get is its answer when it asks again."""
 
 
 @dataclass(frozen=True, kw_only=True)
