@@ -1,5 +1,7 @@
 """An MCP server over standard input and output, for tests."""
 
+import os
+
 from mcp.server import MCPServer
 
 server = MCPServer("test")
@@ -15,6 +17,12 @@ def add(a: int, b: int) -> str:
 def fail() -> str:
     """Raise."""
     raise ValueError("it does not work")
+
+
+@server.tool()
+def pid() -> str:
+    """Return the id of the server's process."""
+    return str(os.getpid())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -107,7 +110,7 @@ def test_the_tools_of_an_mcp_server_are_called_and_the_server_ends_with_them():
     names, texts = answered(
         toolset, ToolCall("add", {"a": 2, "b": 40}), ToolCall("fail", {}), ToolCall("add", {"a": "x", "b": 1})
     )
-    assert names == ["add", "fail"]
+    assert names == ["add", "fail", "pid"]
     assert texts[0] == "42"
     assert texts[1].startswith("error: fail: ")
     assert texts[2] == "error: add: arguments.a: 'x' is not of type 'integer'"
@@ -116,12 +119,65 @@ def test_the_tools_of_an_mcp_server_are_called_and_the_server_ends_with_them():
 @pytest.mark.slow
 def test_an_mcp_server_that_lacks_a_tool_or_does_not_start_is_refused_by_name():
     lacking = mcp("server", ToolLimits(), command=[sys.executable, SERVER], only=["divide"])
-    with pytest.raises(PluginError, match=r"'server' has no tools \['divide'\]; it has \['add', 'fail'\]"):
+    with pytest.raises(
+        PluginError, match=r"'server' has no tools \['divide'\]; it has \['add', 'fail', 'pid'\]"
+    ):
         answered(lacking)
     with pytest.raises(PluginError, match="the MCP server 'gone'"):
         answered(mcp("gone", ToolLimits(), command=["/no/such/program"]))
     with pytest.raises(PluginError, match="neither; wanted command or url"):
         mcp("server", ToolLimits())
+
+
+async def kill(tools):
+    """Kill the server of tools."""
+    os.kill(int((await answer(tools["pid"], ToolCall("pid", {}))).text), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_an_mcp_server_that_is_killed_is_started_again_once_and_this_is_logged(caplog):
+    toolset = mcp("server", ToolLimits(timeout_s=60), command=[sys.executable, SERVER])
+    call = ToolCall("add", {"a": 2, "b": 40})
+
+    async def play():
+        try:
+            tools = {tool.schema["name"]: tool for tool in await toolset.open()}
+            texts = []
+            for _ in range(2):
+                await kill(tools)
+                lost = await asyncio.gather(*(answer(tools["add"], call) for _ in range(5)))
+                texts.append({one.text for one in lost})
+                texts.append((await answer(tools["add"], call)).text)
+            return texts
+        finally:
+            await toolset.close()
+
+    texts = asyncio.run(play())
+    lost = "error: add: RuntimeError: the MCP server 'server' was lost before it answered; it is there again"
+    assert texts == [{lost}, "42", {lost}, "42"]
+    assert caplog.text.count("the MCP server 'server' is lost") == 2
+
+
+@pytest.mark.slow
+def test_an_mcp_server_that_cannot_be_started_again_ends_the_run_by_name(tmp_path):
+    script = shutil.copy(SERVER, tmp_path / "server.py")
+    toolset = mcp("server", ToolLimits(timeout_s=60), command=[sys.executable, str(script)])
+    call = ToolCall("add", {"a": 2, "b": 40})
+
+    async def play():
+        try:
+            tools = {tool.schema["name"]: tool for tool in await toolset.open()}
+            script.unlink()
+            await kill(tools)
+            for _ in range(2):
+                with pytest.raises(
+                    PluginError, match="the MCP server 'server' was lost, and is not to be had"
+                ):
+                    await answer(tools["add"], call)
+        finally:
+            await toolset.close()
+
+    asyncio.run(play())
 
 
 def test_programs_run_in_the_sandbox_with_what_they_print_and_how_they_end():

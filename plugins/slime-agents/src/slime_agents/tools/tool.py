@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jsonschema
-from slime_core.errors import DeadlineError
+from slime_core.errors import DeadlineError, PluginError
 from slime_core.files.json_text import why_not_text
 from slime_core.runtime.deadline import within
 
@@ -39,7 +39,11 @@ class Tool(Protocol):
     limits: ToolLimits
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the result: text, or what JSON can write. What it raises is told to the model as text."""
+        """Return the result: text, or what JSON can write. What it raises is told to the model as text.
+
+        Raises:
+            PluginError: the tool is not to be had any more; this ends the run.
+        """
 
 
 class Toolset(Protocol):
@@ -65,7 +69,11 @@ class ToolAnswer:
 
 
 async def answer(tool: Tool, call: ToolCall) -> ToolAnswer:
-    """Call a tool; whatever goes wrong is text for the model."""
+    """Call a tool; whatever goes wrong is text for the model.
+
+    Raises:
+        PluginError: the tool is not to be had any more.
+    """
     name, limits = call.name, tool.limits
     if why := wrong_arguments(tool.schema, call.arguments):
         return ToolAnswer(text=f"error: {name}: {why}", is_error=True)
@@ -78,7 +86,7 @@ async def answer(tool: Tool, call: ToolCall) -> ToolAnswer:
         if task is not None and task.cancelling():
             raise
         return ToolAnswer(text=f"error: {name} was cancelled", is_error=True)
-    except GeneratorExit:
+    except (GeneratorExit, PluginError):
         raise
     except BaseException as error:  # the edge of the run: a tool is somebody else's program
         logger.debug("the tool %s raised", name, exc_info=True)
