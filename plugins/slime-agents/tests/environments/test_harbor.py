@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,22 @@ def test_tests_that_do_not_end_give_nothing_and_tests_without_a_reward_are_an_er
     (task / "tests" / "test.sh").write_text("echo broken; exit 3")
     with pytest.raises(EnvironmentFailure, match=r"left no number .*exit status 3.*broken"):
         played(task, "x")
+
+
+def test_commands_wait_for_none_of_the_threads_that_asyncio_shares(task):
+    async def main():
+        loop, is_free = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, is_free.wait)
+        boxes = [SubprocessBox(read_task(task)) for _ in range(2)]
+        try:
+            asked = [box.run("cat numbers.txt", timeout_s=10) for box in boxes]
+            return await asyncio.wait_for(asyncio.gather(*asked), 30)
+        finally:
+            is_free.set()
+            await busy
+
+    assert asyncio.run(main()) == [Said("2\n3\n", 0)] * 2
 
 
 class Counting:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slime_core.runtime.daemon_thread import DaemonThread
 from slime_rm.code.sandbox.running import Limits, Ran, run
 
 from slime_agents.environments.harbor.dockerfile import ContainerFiles, layout_of
@@ -147,10 +148,13 @@ class SubprocessBox:
             disk_bytes=2 * self._disk,
         )
         folders = sorted({*self._kept, _TESTS, _LOGS})
-        ran = await asyncio.to_thread(
+        # Of its own: asyncio's few threads are shared, and waiting for one of them would count against the deadline of the turn.
+        thread = DaemonThread("sandbox")
+        running = thread.submit(
             run, {"driver.py": _DRIVER}, "driver.py", stdin=json.dumps(order), limits=limits, folders=folders
         )
-        return _read(ran)
+        thread.shutdown(wait=False)
+        return _read(await asyncio.wrap_future(running))
 
 
 def _read(ran: Ran) -> tuple[Said, str | None, Mapping[str, str]]:
