@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from slime_core.protocols import SamplingParams
 from slime_torch.generation.request import StopRule
@@ -71,3 +73,9 @@ def test_the_limit_ends_the_response_by_length(tokenizer):
 
 def test_a_stop_at_the_limit_is_a_stop(tokenizer):
     assert length_and_reason([65, 300], tokenizer, max_new_tokens=2) == (2, "stop")
+
+
+def test_a_response_ends_at_the_ids_that_the_models_folder_names():
+    tokenizer = SimpleNamespace(eos_token_id=0, eos_token_ids={7, 9})
+    rule = StopRule(SamplingParams(max_new_tokens=10, stop_token_ids=(11,)), tokenizer)
+    assert [rule.reason([1, last]) for last in (0, 7, 8, 9, 11)] == ["stop", "stop", None, "stop", "stop"]

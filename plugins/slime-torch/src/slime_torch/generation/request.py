@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from slime_core.protocols import TOP_P_TOKENS, Completion, SamplingParams, Tokenizer
+from slime_core.protocols import TOP_P_TOKENS, Completion, SamplingParams, Tokenizer, end_ids
 
 from slime_torch.generation.sampling import SamplingMask
 from slime_torch.section import ROUTED_EXPERTS
@@ -26,8 +26,7 @@ class StopRule:
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self._params, self._tokenizer = params, tokenizer
-        eos = tokenizer.eos_token_id
-        self._ids = frozenset(params.stop_token_ids) | (frozenset() if eos is None else {eos})
+        self._ids = end_ids(tokenizer, params.stop_token_ids)
         # A token that is text has at least one byte.
         self._window = max((len(stop.encode()) for stop in params.stop), default=0) + _SLACK
 
