@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +29,34 @@ def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the matrix product `a @ b`, of their dtype, into `out` if it is given.
 
     bfloat16 matrices on a CPU that has no such products are multiplied as float32 and the result is rounded, once: what the
-    instructions would do, but for the order of the sums.
+    instructions would do, but for the order of the sums. Gradients keep the bfloat16 matrices, as without this.
     """
     if a.dtype is torch.bfloat16 and a.device.type == "cpu" and not multiplies_bfloat16():
-        result = torch.matmul(a.float(), b.float())
-        return result.to(a.dtype) if out is None else out.copy_(result)
+        if out is not None:
+            return out.copy_(torch.matmul(a.float(), b.float()))
+        found: Tensor = _Product.apply(a, b)
+        return found
     return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+
+
+class _Product(torch.autograd.Function):
+    """A product through float32 that saves its bfloat16 matrices for the backward pass: autograd would save the float32 ones."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product of a [..., m, k] and b [k, n] or [..., k, n]."""
+        ctx.save_for_backward(a, b)
+        return torch.matmul(a.float(), b.float()).to(a.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of both."""
+        a, b = ctx.saved_tensors
+        of_a = product(gradient, b.mT) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return of_a, None
+        rows, gradients = (each.flatten(0, -2) if b.dim() == 2 else each for each in (a, gradient))
+        return of_a, product(rows.mT, gradients)
 
 
 def attends_in_bfloat16() -> bool:

@@ -374,13 +374,15 @@ def context_len(section: TorchSection, architecture: Architecture) -> int:
     return min(section.max_context_len or most, most)
 
 
-def engine_dtype(wanted: str, *, trained_in: str = "bfloat16") -> torch.dtype:
-    """Return the dtype of weights and arithmetic for `torch.dtype`, whose `auto` is the trainer's where that is fast here.
+def engine_dtype(wanted: str, *, trained_in: str = "bfloat16", device: str | None = None) -> torch.dtype:
+    """Return the dtype of weights and arithmetic for `torch.dtype`, whose `auto` is the trainer's where that is fast: on a kind of device
+    (`cuda`, `cpu`) that may be another machine's, or here.
 
     It is float32 for float16, and for bfloat16 on a CPU that has no instructions for its products: the trainer's values are
     held exactly, and a step takes a third of the time.
     """
     if wanted != "auto":
         return DTYPES[wanted]
-    is_fast = torch.cuda.is_available() or multiplies_bfloat16()
+    on_cuda = torch.cuda.is_available() if device is None else device == "cuda"
+    is_fast = on_cuda or multiplies_bfloat16()
     return torch.bfloat16 if trained_in == "bfloat16" and is_fast else torch.float32

@@ -40,7 +40,7 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     family = family_of_config(question.registry, config, question.model_path, named=settings.model.model_name)
     architecture = family.architecture(config)
     device = torch.device(question.device.kind)
-    dtype = engine_dtype(section.dtype, trained_in=compute_dtype(settings.train))
+    dtype = engine_dtype(section.dtype, trained_in=compute_dtype(settings.train), device=device.type)
     weights = sum(map(math.prod, family.hf_shapes(architecture).values()))
     if architecture.tie_word_embeddings and can_pack(dtype, device):  # the output layer is a packed copy
         weights += architecture.vocab_size * architecture.hidden_size
