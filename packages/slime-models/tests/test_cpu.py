@@ -36,3 +36,30 @@ def test_float32_products_are_left_alone(monkeypatch):
     monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
     a, b = torch.randn(4, 6), torch.randn(6, 5)
     assert torch.equal(cpu.product(a, b), a @ b)
+
+
+@pytest.mark.parametrize("shapes", [((5, 4), (4, 3)), ((2, 5, 4), (4, 3)), ((2, 5, 4), (2, 4, 3))])
+def test_gradients_are_those_of_float32_rounded_once_and_keep_bfloat16_matrices(monkeypatch, shapes):
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(shape, generator=generator).bfloat16().requires_grad_() for shape in shapes)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+        found = cpu.product(a, b)
+    gradient = torch.randn(found.shape, generator=generator).bfloat16()
+    found.backward(gradient)
+    exact_a, exact_b = (one.detach().float().requires_grad_() for one in (a, b))
+    exact = exact_a @ exact_b
+    exact.backward(gradient.float())
+    assert found.equal(exact.bfloat16())
+    torch.testing.assert_close(a.grad, exact_a.grad.bfloat16())
+    torch.testing.assert_close(b.grad, exact_b.grad.bfloat16())
+    assert [one.dtype for one in saved] == [torch.bfloat16] * 2
+
+
+def test_only_the_gradients_that_are_wanted_are_made(monkeypatch):
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+    a, b = torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16, requires_grad=True)
+    cpu.product(a, b).sum().backward()
+    assert a.grad is None and b.grad.tolist() == [[2.0] * 4] * 3
+    assert not cpu.product(a, a.t()).requires_grad
