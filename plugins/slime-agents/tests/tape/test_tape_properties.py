@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 
 import pytest
@@ -33,6 +34,7 @@ async def converse(rng, tokenizer, also, template, *, changes):
     engine = ScriptedEngine()
     ends = (tokenizer.eos_token_id, *also)
     is_asked = rng.random() < 0.5  # else the model's folder says so
+    tokenizer = copy.copy(tokenizer)  # which other tests have, too
     tokenizer.eos_token_ids = frozenset() if is_asked else frozenset(also)
     params = SamplingParams(max_new_tokens=10_000, stop_token_ids=also if is_asked else ())
     ctx = GenerateContext(engine=engine, tokenizer=tokenizer)

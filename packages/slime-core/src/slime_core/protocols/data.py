@@ -26,7 +26,11 @@ class DataSource(Protocol):
 
 
 class Buffer(Protocol):
-    """Groups that were taken from the source but not trained on yet: aborted or surplus ones."""
+    """Groups that were taken from the source but not trained on yet: aborted or surplus ones.
+
+    A buffer may have `snapshot()`, too, which returns a function that returns `state()` as it was then: it is asked for at every step,
+    and called only where a checkpoint is written.
+    """
 
     def __len__(self) -> int:
         """Return the number of groups held."""

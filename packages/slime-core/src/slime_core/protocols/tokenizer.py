@@ -7,7 +7,10 @@ from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. No call adds special tokens by itself."""
+    """Text to ids and back. No call adds special tokens by itself.
+
+    One that knows the model's ids may have `eos_token_ids`, too; see `end_ids`.
+    """
 
     eos_token_id: int | None
 

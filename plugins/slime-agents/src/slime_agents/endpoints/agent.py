@@ -69,9 +69,8 @@ class Agent:
             with ctx.outside_engine(sample):
                 outcome = await self._run(base_url, session, sample)
         finally:
-            sample.non_generation_time -= (
-                tape.at_engine.seconds
-            )  # the engine answered within the program's time
+            # The engine answered within the program's time.
+            sample.non_generation_time -= tape.at_engine.take()
             await self._endpoint.remove(session)
         return self._finished(sample, session, outcome)
 

@@ -16,10 +16,10 @@ from slime_core.errors import DataError
 from slime_core.protocols import GenerateContext, SamplingParams, end_ids
 from slime_core.protocols.turn import text_after
 from slime_core.rollout.group import reset
+from slime_core.runtime.busy import Busy
 from slime_core.samples import Sample, Status
 
 from slime_agents.tape.branch import Branch
-from slime_agents.tape.busy import BusyTime
 from slime_agents.tape.messages import Message, difference
 from slime_agents.tape.reading import read_turn
 from slime_agents.tape.template import ChatTemplate
@@ -64,8 +64,8 @@ class Tape:
         self.forks: list[Fork] = []
         self.n_begun = 0
         """Turns that began."""
-        self.at_engine = BusyTime()
-        """The time in which the engine generates a turn."""
+        self.at_engine = Busy()
+        """The time in which the engine generates a turn, or several."""
 
     @property
     def turns(self) -> list[TapeTurn]:
@@ -213,8 +213,11 @@ class Tape:
             seed=None if seed is None else seed + (branch.number << 32),
         )
         n_before = len(sample.tokens)
-        with self.at_engine.counted():
+        self.at_engine.add(1)
+        try:
             await self._ctx.turn(sample, params)
+        finally:
+            self.at_engine.add(-1)
         ids = list(sample.tokens[n_before:])
         if sample.status is Status.ABORTED:
             raise TapeAborted("the rollout has all that it needs")
@@ -236,7 +239,7 @@ class Tape:
     ) -> TapeTurn:
         """Read what was sampled."""
         said = ids if last_id is None else ids[:-1]
-        before = branch.sample.tokens[: asked.n_tokens][-_CONTEXT:]
+        before = branch.sample.tokens[: asked.n_tokens]
         text = text_after(before, said, self._ctx.tokenizer, skip_special_tokens=False)
         stopped = branch.sample.status is Status.COMPLETED and last_id is None
         ended_by = next((one for one in stop if stopped and text.endswith(one)), None)
@@ -261,7 +264,3 @@ class Tape:
         most = self._ctx.max_context_len
         if most is not None and n_tokens >= most:
             raise TapeFull(f"the history has {n_tokens} tokens, of at most {most} with the answer")
-
-
-#: Ids before a turn that are decoded with it, for tokenizers that leave the first space of a text out.
-_CONTEXT = 8

@@ -43,6 +43,7 @@ _FIELDS = {
     "image_data",
     "sampling_params",
     "return_logprob",
+    "logprob_start_len",
     "return_text_in_logprobs",
     "return_routed_experts",
     "rid",
@@ -50,8 +51,6 @@ _FIELDS = {
     "priority",
     "model",
 }
-#: Fields that are taken with these values only, which ask for nothing; those that are empty, 0 or false are, too.
-_NEUTRAL_FIELDS = {"logprob_start_len": (-1,)}
 
 
 def sampling_params(given: Mapping[str, Any] | None, *, default_seed: int | None = None) -> SamplingParams:
@@ -100,12 +99,12 @@ async def answer(
     Raises:
         DataError: the request is not one, or asks for what no engine here gives; names the field.
     """
-    neutral = {name for name, value in payload.items() if not value or value in _NEUTRAL_FIELDS.get(name, ())}
-    if payload.get("return_logprob") and payload.get("logprob_start_len") == 0:
-        neutral -= {"logprob_start_len"}  # asks for the prompt's log-probs
-    if unknown := sorted(set(payload) - _FIELDS - neutral):
+    unknown = {name for name, value in payload.items() if value and name not in _FIELDS}
+    if payload.get("return_logprob") and payload.get("logprob_start_len") not in (None, -1):
+        unknown.add("logprob_start_len")  # asks for the prompt's log-probs
+    if unknown:
         raise DataError(
-            f"/generate: found the fields {', '.join(unknown)}; wanted {', '.join(sorted(_FIELDS))}"
+            f"/generate: found the fields {', '.join(sorted(unknown))}; wanted {', '.join(sorted(_FIELDS))}"
         )
     params = sampling_params(payload.get("sampling_params"), default_seed=default_seed)
     ids = payload.get("input_ids")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 import traceback
 import weakref
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from slime_core.runtime.daemon_thread import DaemonThread
 from torch import Tensor
 
 from slime_models.transfer.meeting import (
@@ -148,13 +148,7 @@ def await_work(work: Any, store: Any, *, timeout_s: float) -> None:
         CalledOffError: the receiving side has called the update off.
         RuntimeError: it was not over in time.
     """
-    deadline, waits = time.monotonic() + timeout_s, pauses()
-    while not work.is_completed():
-        if store.check([OFF]):
-            raise CalledOffError("the receiving side called it off")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"a broadcast was not over after {timeout_s:g} s")
-        time.sleep(next(waits))
+    _await(work.is_completed, store, timeout_s=timeout_s)
 
 
 def await_call(call: Callable[[], None], store: Any, *, timeout_s: float) -> None:
@@ -169,34 +163,21 @@ def await_call(call: Callable[[], None], store: Any, *, timeout_s: float) -> Non
         CalledOffError: the receiving side has called the update off.
         RuntimeError: it was not over in time.
     """
-    work = _Call(call)
-    await_work(work, store, timeout_s=timeout_s)
-    work.wait()
+    thread = DaemonThread("weight-group")
+    called = thread.submit(call)
+    thread.shutdown(wait=False)
+    _await(called.done, store, timeout_s=timeout_s)
+    called.result()
 
 
-class _Call:
-    """A call on a thread, which the end of the process does not wait for."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="weight-group", daemon=True)
-        self._thread.start()
-
-    def is_completed(self) -> bool:
-        """Return whether it is over."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Raise what it raised."""
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._call()
-        except BaseException as error:
-            self._error = error
+def _await(is_over: Callable[[], bool], store: Any, *, timeout_s: float) -> None:
+    deadline, waits = time.monotonic() + timeout_s, pauses()
+    while not is_over():
+        if store.check([OFF]):
+            raise CalledOffError("the receiving side called it off")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a broadcast was not over after {timeout_s:g} s")
+        time.sleep(next(waits))
 
 
 def forget_frames(error: BaseException) -> None:
