@@ -75,12 +75,13 @@ _LONGEST = (
 
 
 class _ByFile(LoadScopeScheduling):
-    """Keeps together the tests of a file and of a server; many come first, after the longest."""
+    """Keeps together the tests of a file and of a server; many come first, after the longest. With `--until` the longest come last."""
 
     def _assign_work_unit(self, node: Any) -> None:
+        last = self.config.getoption("until") is not None
         for file in reversed(_LONGEST):
             if file in self.workqueue:
-                self.workqueue.move_to_end(file, last=False)
+                self.workqueue.move_to_end(file, last=last)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
@@ -174,14 +175,24 @@ PROOFS = pytest.StashKey[tuple[dict[str, list[str]], set[Path]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `scripts/generate_docs.py` ask which features of model families the tests prove."""
+    """Let `scripts/generate_docs.py` ask which features of model families the tests prove, and CI bound its time."""
     parser.addoption("--proofs", type=Path, help="write what the collected tests prove of model families")
+    until = "skip each test that has not begun by then, in seconds since 1970; the longest come last"
+    parser.addoption("--until", type=float, help=until)
 
 
 @pytest.fixture(scope="session")
 def proofs(pytestconfig: pytest.Config) -> tuple[dict[str, list[str]], set[Path]]:
     """What the tests of this session prove of model families, and the files that they are in."""
     return pytestconfig.stash.get(PROOFS, ({}, set()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that would begin after `--until`; the summary names its file."""
+    until = item.config.getoption("until")
+    if until is not None and time.time() > until:
+        pytest.skip(f"no time was left for {item.location[0]}")
 
 
 @pytest.hookimpl(tryfirst=True)

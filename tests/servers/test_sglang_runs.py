@@ -99,9 +99,7 @@ def chatty(qwen3, tmp_path):
 CHECKS = ("--rollout-health-check-interval", "2", "--rollout-health-check-timeout", "30")
 
 
-@pytest.mark.parametrize(
-    ("generator", "transport"), [("single-turn", "memory"), ("agent", "cuda-ipc"), ("single-turn", "nccl")]
-)
+@pytest.mark.parametrize(("generator", "transport"), [("single-turn", "memory"), ("agent", "nccl")])
 def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(
     sglang_run, tmp_path, chatty, generator, transport
 ):

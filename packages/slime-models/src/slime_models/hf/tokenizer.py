@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError
-from slime_core.plugins.importing import few_collections
+from slime_core.plugins.importing import quick_imports
 
 from slime_models.hf.config import read_json
 from slime_models.hf.processor import ImageProcessor
@@ -114,7 +114,7 @@ def load_tokenizer(model_path: Path) -> HfTokenizer:
             f"{folder}: found no tokenizer; wanted one of {', '.join(_VOCABULARIES)} (with "
             "tokenizer_config.json); copy the tokenizer's files of the model that this one was made from"
         )
-    with few_collections():
+    with quick_imports():
         from transformers import AutoTokenizer
 
     try:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from slime_core.plugins.importing import few_collections
+from slime_core.plugins.importing import quick_imports
 from slime_core.runtime.processes.server_process import SCRATCH_VARIABLE
 from slime_core.runtime.processes.stacks import write_stacks_when_asked
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     """Serve until told to end, as `sglang.launch_server` does."""
     leave_out(argv)
     write_stacks_when_asked(sys.stderr)
-    with few_collections():
+    with quick_imports():
         if scratch := os.environ.get(SCRATCH_VARIABLE):
             keep_temporary_files(scratch)
         from sglang.launch_server import run_server
