@@ -25,8 +25,9 @@ def finish(command: list[str], *flags: str) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-#: How two ranks share the work: each layer, or the layers; and how one of them sends the weights. For samples see `test_machines.py`.
+#: How two ranks share the work: samples, each layer, or the layers; and how one of them sends the weights.
 LAYOUTS = {
+    "dp2": ["--update-weight-transport", "disk"],
     "tp2": [
         *("--tensor-model-parallel-size", "2"),
         *("--update-weight-transport", "distributed", "--update-weight-mode", "delta"),
