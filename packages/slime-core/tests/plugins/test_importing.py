@@ -21,15 +21,20 @@ def test_recorded_packages_are_those_that_a_look_at_every_file_finds():
 @pytest.mark.parametrize(
     ("files", "packages"),
     [
-        ({"RECORD": "one/__init__.py,sha256=x,1\none/two.py,,\nlone.py,,\nnative.cpython-312-x86_64-linux-gnu.so,,\n"}, {"one", "lone", "native"}),
-        ({"RECORD": '"of, commas/__init__.py",,\n\n../../bin/tool,,\nname-1.dist-info/METADATA,,\n'}, {"of, commas"}),
+        ({"RECORD": "one/__init__.py,sha256=x,1\none/two.py,,\nlone.py,,\nnative.abi3.so,,\n"}, {"one", "lone", "native"}),
+        ({"RECORD": '"of, commas/__init__.py",,\n\n../bin/tool,,\nname-1.dist-info/METADATA,,\n'}, {"of, commas"}),
+        ({"RECORD": "one/__init__.py,,\nbin/tool,,\ngone.py,,\n"}, {"one"}),
         ({"RECORD": "one/__init__.py,,\n", "top_level.txt": "first\nsecond\n"}, {"first", "second"}),
         ({}, set()),
     ],
 )  # fmt: skip
-def test_packages_of_a_distribution_are_what_it_declares_or_its_topmost_files(
+def test_packages_of_a_distribution_are_what_it_declares_or_its_topmost_files_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], packages: set[str]
 ):
+    for package in ("one", "of, commas"):
+        (tmp_path / package).mkdir()
+    for module in ("lone.py", "native.abi3.so"):
+        (tmp_path / module).touch()
     folder = tmp_path / "name-1.dist-info"
     folder.mkdir()
     for file, text in ({"METADATA": "Metadata-Version: 2.1\nName: name\nVersion: 1\n"} | files).items():

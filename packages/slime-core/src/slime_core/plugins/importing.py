@@ -10,6 +10,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 #: What importing somebody's module may raise: anything, and `sys.exit` is no reason for slime to end without a word.
@@ -40,7 +41,7 @@ def quick_imports() -> Iterator[None]:
 def recorded_packages() -> dict[str, list[str]]:
     """Return the distributions of each package that is installed, by its name, as `metadata.packages_distributions` does.
 
-    That one looks on the disk for every file of every distribution, which takes four times as long.
+    That one looks on the disk for every file of every distribution, this for the topmost ones, in a quarter of the time.
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for distribution in metadata.distributions():
@@ -54,11 +55,13 @@ def _packages_of(distribution: metadata.Distribution) -> Iterable[str]:
     if declared := (distribution.read_text("top_level.txt") or "").split():
         return declared
     files = csv.reader((distribution.read_text("RECORD") or "").splitlines())
-    tops = {
-        top if inside else inspect.getmodulename(top)
-        for top, inside, _ in (file[0].partition("/") for file in files if file)
+    tops = {(top, bool(inside)) for top, inside, _ in (file[0].partition("/") for file in files if file)}
+    names = {
+        top if is_folder else inspect.getmodulename(top)
+        for top, is_folder in tops
+        if Path(str(distribution.locate_file(top))).exists()
     }
-    return [top for top in tops if top and "." not in top]
+    return [name for name in names if name and "." not in name]
 
 
 def import_object(reference: str) -> Any:
