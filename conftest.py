@@ -74,18 +74,24 @@ _LONGEST = (
 )
 
 
+#: Of those, files whose tests share nothing, not even an address, and take minutes each.
+_APART = ("tests/servers/test_sglang_runs.py", "tests/servers/test_launch_scripts.py")
+
+
 class _ByFile(LoadScopeScheduling):
     """Keeps together the tests of a file and of a server; many come first, after the longest. With `--until` the longest come last."""
 
     def _assign_work_unit(self, node: Any) -> None:
         last = self.config.getoption("until") is not None
         for file in reversed(_LONGEST):
-            if file in self.workqueue:
-                self.workqueue.move_to_end(file, last=last)
+            for scope in [scope for scope in self.workqueue if scope.partition("::")[0] == file]:
+                self.workqueue.move_to_end(scope, last=last)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file in _APART:
+            return nodeid
         return "server" if file.endswith(_ONE_SERVER) else file
 
 
