@@ -117,13 +117,17 @@ def test_calls_of_machines_that_are_lost_go_to_another_one_at_once_and_fail_wher
     ray.init(address=cluster.address, log_to_driver=False)
     workers = RayRewardWorkers(
         Setup(
-            reference="slow_scores:score", options={}, timeout_s=60.0, start_timeout_s=60.0, memory_bytes=None
+            reference="slow_scores:score",
+            options={},
+            timeout_s=60.0,
+            start_timeout_s=300.0,
+            memory_bytes=None,
         ),
         size=1,
         lock=list,
         options=[{"resources": {name: 1}} for name in ("first", "second")],
         log=lambda number: tmp_path / f"rewards_{number}.log",
-        timeout_s=60.0,
+        timeout_s=300.0,
         watch=lambda pids: None,
     )
 
@@ -151,7 +155,7 @@ def test_calls_of_machines_that_are_lost_go_to_another_one_at_once_and_fail_wher
         return one_left, none_left
 
     try:
-        one_left, none_left = asyncio.run(asyncio.wait_for(lose_both(), 300))
+        one_left, none_left = asyncio.run(asyncio.wait_for(lose_both(), 900))
     finally:
         ray.shutdown()
         cluster.shutdown()
