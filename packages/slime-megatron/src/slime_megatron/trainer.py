@@ -12,7 +12,7 @@ from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes
 from slime_core.config.factories import TrainerFactory
 from slime_core.errors import TrainerError
-from slime_core.plugins.importing import quick_imports
+from slime_core.plugins.quick_imports import quick_imports
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import TOP_P_TOKENS, Columns, Fingerprint, Metrics, Role, TransferPlan
 from slime_core.run.assemble import algorithm

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError
-from slime_core.plugins.importing import quick_imports
+from slime_core.plugins.quick_imports import quick_imports
 
 from slime_models.hf.config import read_json
 from slime_models.hf.processor import ImageProcessor

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from slime_core.plugins.importing import quick_imports
+from slime_core.plugins.quick_imports import quick_imports
 from slime_core.runtime.processes.server_process import SCRATCH_VARIABLE
 from slime_core.runtime.processes.stacks import write_stacks_when_asked
 

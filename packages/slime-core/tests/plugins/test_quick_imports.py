@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from slime_core.plugins.importing import quick_imports, recorded_packages
+from slime_core.plugins.quick_imports import quick_imports, recorded_packages
 
 
 def test_recorded_packages_are_those_that_a_look_at_every_file_finds():
