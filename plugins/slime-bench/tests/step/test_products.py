@@ -29,3 +29,13 @@ def test_each_product_of_a_step_is_counted_once(monkeypatch):
     wanted += layers * read + head * 3  # prompts, and the logits of their last tokens
     wanted += 3 * (layers * (read + decoded) + head * decoded)  # forward and backward
     assert products_seconds(architecture, shape) == wanted
+
+
+def test_products_without_instructions_for_bfloat16_are_of_float32(monkeypatch):
+    import torch
+    from slime_bench.step import products
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for has, wanted in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(products, "multiplies_bfloat16", lambda has=has: has)
+        assert {matrix.dtype for matrix in products._matrices((2, 3), (4, 3))} == {wanted}

@@ -26,6 +26,11 @@ class StepShape:
     """Tokens of each sample's response."""
 
 
+def fast_dtype() -> torch.dtype:
+    """Return bfloat16, or float32 on a CPU that has no instructions for bfloat16: there, ours multiplies in float32 too."""
+    return torch.bfloat16 if torch.cuda.is_available() or multiplies_bfloat16() else torch.float32
+
+
 @torch.inference_mode()
 def products_seconds(architecture: Architecture, shape: StepShape) -> float:
     """Return the seconds of a step's matrix products alone, by timing one of each shape and counting.
@@ -73,9 +78,8 @@ def _both(rows: int, inputs: int, outputs: int) -> float:
 
 
 def _matrices(*shapes: tuple[int, int]) -> Iterator[Tensor]:
-    on_gpu = torch.cuda.is_available()
-    dtype = torch.bfloat16 if on_gpu or multiplies_bfloat16() else torch.float32
-    return (torch.randn(shape, device="cuda" if on_gpu else "cpu").to(dtype) for shape in shapes)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return (torch.randn(shape, device=device).to(fast_dtype()) for shape in shapes)
 
 
 def _median(work: Callable[[], object]) -> float:

@@ -10,11 +10,12 @@ from typing import Any
 
 from slime_core.errors import PluginError
 
+from slime_bench.step.products import fast_dtype
 from slime_bench.step.work import parity_of
 
 
 def trl_step(model_path: Path, prompts: list[str], *, n_prompts: int, n_samples: int, n_tokens: int) -> float:
-    """Return the median seconds of one GRPO step of TRL, after one warm-up step.
+    """Return the median seconds of one GRPO step of TRL, after one warm-up step, in the dtype that is fast on this machine.
 
     Args:
         model_path: Hugging Face folder.
@@ -52,7 +53,7 @@ def trl_step(model_path: Path, prompts: list[str], *, n_prompts: int, n_samples:
             max_steps=len(prompts) // n_prompts,
             learning_rate=1e-6,
             beta=0.0,
-            bf16=True,
+            bf16=fast_dtype() is torch.bfloat16,
             use_cpu=not on_gpu,
             gradient_checkpointing=False,
             save_strategy="no",
@@ -61,7 +62,7 @@ def trl_step(model_path: Path, prompts: list[str], *, n_prompts: int, n_samples:
             disable_tqdm=True,
         )
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16),
+            model=AutoModelForCausalLM.from_pretrained(model_path, dtype=fast_dtype()),
             reward_funcs=lambda completions, **_: [parity_of(text) for text in completions],
             args=config,
             train_dataset=Dataset.from_dict({"prompt": prompts}),
