@@ -5,7 +5,7 @@ import math
 import importlib_metadata
 import pytest
 from pydantic import ValidationError
-from slime_algos.hooks import slime_check_config, slime_config_sections
+from slime_algos.hooks import NEEDED, slime_check_config, slime_config_sections
 from slime_algos.section import AlgosSection
 from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
@@ -53,6 +53,47 @@ def test_kl_weight_without_kl_is_a_problem():
     (problem,) = check(algos={"kl_loss_coef": 0.1})
     assert problem.where == "algos.kl_loss_coef"
     assert problem.todo == "add --use-kl-loss"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "switch"),
+    [
+        ("tis_clip", 3.0, "use_tis"),
+        ("tis_batch_normalize", True, "use_tis"),
+        ("rs_veto_threshold", 1e-4, "use_rs"),
+        ("opsm_delta", 1e-3, "use_opsm"),
+        ("opd_kl_coef", 0.5, "use_opd"),
+        ("use_unbiased_kl", True, "use_kl_loss"),
+        ("kl_horizon", 500.0, "kl_target"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_a_problem_until_its_switch_is_given(name, value, switch):
+    (problem,) = check(algos={name: value})
+    assert problem.where == f"algos.{name}"
+    assert problem.found == f"{value} without {switch}, so it has no effect"
+    assert problem.todo.startswith(f"add --{switch.replace('_', '-')}")
+    # A recipe that a run writes has every setting, with the switches off.
+    assert check(algos={name: value, switch: None if switch == "kl_target" else False}) == []
+    on = {"kl_target": 0.1, "kl_coef": 0.1} if switch == "kl_target" else {switch: True}
+    assert check(algos={name: value, **on}) == []
+
+
+def test_a_setting_that_nothing_reads_is_left_where_a_convention_or_a_default_gave_it_or_a_function_may_read_it():
+    assert check(algos={"tis_clip": 2.0}) == []
+    assert check(algos={"tis_clip": 3.0}, algorithm={"custom_tis_function_path": "own.mismatch"}) == []
+    origins = {("algos", "tis_clip"): "numerics openrlhf"}
+    sections = {
+        "algos": AlgosSection(tis_clip=5.0),
+        "algorithm": AlgorithmSection(),
+        "reward": RewardSection(),
+        "rollout": RolloutSection(**SIZES),
+        "train": TrainSection(),
+    }
+    assert list(slime_check_config(Settings(sections, origins, {}))) == []
+
+
+def test_every_setting_that_needs_another_is_one_of_the_section():
+    assert {*NEEDED, *(name for names in NEEDED.values() for name in names)} <= {*AlgosSection.model_fields}
 
 
 @pytest.mark.parametrize("values", [{}, {"use_kl_loss": True}, {"use_kl_loss": True, "kl_loss_coef": 0.1}])
@@ -124,7 +165,11 @@ def test_gdpo_wants_finite_weights_whitening_and_nothing_that_changes_the_score_
 
 
 @pytest.mark.parametrize(
-    "bounds", [{"tis_clip_low": 3.0, "tis_clip": 2.0}, {"rs_lower_bound": 3.0, "rs_upper_bound": 2.0}]
+    "bounds",
+    [
+        {"use_tis": True, "tis_clip_low": 3.0, "tis_clip": 2.0},
+        {"use_rs": True, "rs_lower_bound": 3.0, "rs_upper_bound": 2.0},
+    ],
 )
 def test_bounds_the_wrong_way_round_are_a_problem(bounds):
     (problem,) = check(algos=bounds)

@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 
 WHITENED = ("gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators that mean nothing without whitening."""
+NEEDED = {
+    "use_tis": (
+        "tis_level",
+        "tis_mode",
+        "tis_clip_low",
+        "tis_clip",
+        "tis_batch_normalize",
+        "tis_metric",
+    ),
+    "use_rs": ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold"),
+    "use_opsm": ("opsm_delta",),
+    "use_opd": ("opd_kl_coef",),
+    "use_kl_loss": ("use_unbiased_kl", "kl_straight_through"),
+    "kl_target": ("kl_horizon",),
+}
+"""Settings that are read only where the one that stands before them is on."""
 
 
 @hookimpl
@@ -44,6 +60,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             found=f"{section.kl_coef} and {section.kl_loss_coef}",
             wanted="the KL divergence in the reward or in the loss, not in both",
         )
+    yield from _check_switches(settings, section)
     yield from _check_adaptive_kl(settings, section)
     for names in (("tis_clip_low", "tis_clip"), ("rs_lower_bound", "rs_upper_bound")):
         low, high = (getattr(section, name) for name in names)
@@ -71,6 +88,26 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             "which makes them the same",
             wanted="one of them",
         )
+
+
+def _check_switches(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+    """Refuse values of somebody's own that nothing reads; not where the switch was turned off on purpose, as in a run's own recipe."""
+    for switch, names in NEEDED.items():
+        if getattr(section, switch) or settings.origin("algos", switch) != "default":
+            continue
+        if switch == "use_tis" and settings.algorithm.custom_tis_function_path is not None:
+            continue  # it reads what it likes
+        for name in names:
+            value, origin = getattr(section, name), settings.origin("algos", name)
+            if value == AlgosSection.model_fields[name].default or origin.startswith("numerics "):
+                continue
+            flag = switch.replace("_", "-")
+            yield Problem(
+                where=f"algos.{name}",
+                found=f"{value} without {switch}, so it has no effect",
+                wanted=f"{switch}, or no {name}",
+                todo=f"add --{flag}" + (" 0.1" if switch == "kl_target" else ""),
+            )
 
 
 def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:

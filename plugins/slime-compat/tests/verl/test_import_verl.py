@@ -89,6 +89,16 @@ def test_the_grpo_example(recipe_of):
     assert "no counterpart" not in told and "vllm becomes sglang" in told
 
 
+@pytest.mark.parametrize("has_kl", [True, False])
+def test_the_straight_through_estimate_is_taken_where_there_is_a_divergence(recipe_of, has_kl):
+    words = [word for word in GRPO if "kl_loss" not in word]
+    given = (
+        f"{ACTOR}.kl_loss_type=low_var_kl+ {ACTOR}.use_kl_loss={has_kl} {ACTOR}.kl_loss_coef={0.001 * has_kl}"
+    )
+    algos = recipe_of(*words, *given.split())[0].sections["algos"]
+    assert (algos.use_kl_loss, algos.kl_straight_through) == (has_kl, has_kl)
+
+
 def test_the_ppo_example_from_a_file_with_a_reference_and_a_reward_file(recipe_of, tmp_path):
     (tmp_path / "ppo.yaml").write_text(PPO)
     settings, told = recipe_of(str(tmp_path / "ppo.yaml"), "critic.optim.lr=2e-5")

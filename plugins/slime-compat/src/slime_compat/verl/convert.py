@@ -156,8 +156,6 @@ def _optimizer(recipe: Imported, given: Mapping[str, Any]) -> None:
     first, second = given.get("actor_rollout_ref.actor.optim.betas") or (0.9, 0.999)
     recipe.put("train.adam_beta1", float(first))
     recipe.put("train.adam_beta2", float(second))
-    if str(given.get("actor_rollout_ref.actor.kl_loss_type", "")).endswith("+"):
-        recipe.put("algos.kl_straight_through", True)
     if "rank" not in recipe.tables.get("lora", {}):
         recipe.tables.pop("lora", None)
     if (targets := given.get("actor_rollout_ref.model.target_modules")) not in (None, "all-linear"):
@@ -165,6 +163,9 @@ def _optimizer(recipe: Imported, given: Mapping[str, Any]) -> None:
 
 
 def _kl(recipe: Imported, given: Mapping[str, Any]) -> None:
+    is_straight = str(given.get("actor_rollout_ref.actor.kl_loss_type", "")).endswith("+")
+    if is_straight and recipe.tables["algos"].get("use_kl_loss"):  # nothing reads it without
+        recipe.put("algos.kl_straight_through", True)
     if not given.get("algorithm.use_kl_in_reward"):
         return
     recipe.put("algos.kl_coef", float(given["algorithm.kl_ctrl.kl_coef"]))
