@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from slime_core.testing.memory import TINY_QWEN3
 from slime_megatron.batch.bin_packing import pack_micro_batches
-from slime_megatron.memory.activations import activations_of_stage, in_flight, layer_bytes
+from slime_megatron.memory.activations import activations_of_stage, forward_of_stage, in_flight, layer_bytes
 from slime_megatron.memory.family_memory import memory_of
 from slime_megatron.memory.layout import Layout
 from slime_megatron.memory.micro_batch import MicroBatchShape, micro_batch_tokens
@@ -101,6 +102,21 @@ def test_logits_are_held_for_a_chunk_of_tokens_at_once():
         found = activations_of_stage(DENSE, ONE, shape(tokens=100, logits_tokens=chunk), stage=0, in_flight=1)
         logits = chunk * 32 * 2 + chunk * 32 * 4
         assert found.working == max(final + logits + 100 * 2 * 8 + weight, 100 * (4 * 2 * 16 + 4 * 2 * 8))
+
+
+def test_products_through_float32_have_logits_and_the_output_layer_once_more():
+    """100 tokens, 4,096 ids: the gradients of a chunk's logits, in float32, and the matrix or its gradient; sums of chunks beside them.
+
+    By then the logits in float32 are gone, and the gradient in bfloat16 is still to come.
+    """
+    wide = dataclasses.replace(DENSE, vocab_size=4096)
+    kept = 100 * (2 * 8 + 4) + 100 * 2 * 8
+    for chunk, sums in ((100, 0), (10, 4096 * 8 * 4)):
+        asked = shape(tokens=100, logits_tokens=chunk, device="cpu", multiplies_in_float32=True)
+        products = 4 * 4096 * chunk + 4 * 4096 * 8
+        found = activations_of_stage(wide, ONE, asked, stage=0, in_flight=1)
+        assert found.working == kept + 2 * 4096 * chunk + 2 * 100 * 8 + products + sums
+        assert forward_of_stage(wide, ONE, asked, stage=0) == kept + 2 * 4096 * chunk + products + 2 * 100 * 8
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,18 @@ def test_samples_are_attended_to_in_float32_on_a_cpu_where_they_are_short_or_it_
     assert (short == long) == (not native)
 
 
+@pytest.mark.parametrize(("flags", "is_more"), [((), True), (("--no-bf16",), False)])
+def test_a_cpu_that_has_no_products_of_bfloat16_works_with_float32_copies(
+    question, flags, is_more, monkeypatch
+):
+    def working(native):
+        monkeypatch.setattr("slime_models.cpu.multiplies_bfloat16", lambda: native)
+        wide = TINY_QWEN3 | {"vocab_size": 4096}
+        return trainer_memory(question(*flags, config=wide, device=Device(kind="cpu")))[0].parts[WORKING]
+
+    assert (working(native=False) > working(native=True)) == is_more
+
+
 def test_remedies_are_those_that_model_and_ranks_allow(question):
     def flags(*given, **asked):
         return [remedy.text for remedy in trainer_remedies(question(*given, **asked))]

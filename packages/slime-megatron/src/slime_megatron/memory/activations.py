@@ -87,7 +87,10 @@ def forward_of_stage(
     working = max(layer_bytes(architecture, layout, shape, layer=layer, memory=memory) for layer in own)
     if stage == layout.pipeline - 1:
         kept_by_head, _ = _head_bytes(architecture, layout, shape)
-        working = max(working, kept_by_head + _float32_logits(architecture, layout, shape))
+        head = max(
+            _float32_logits(architecture, layout, shape), _float32_product(architecture, layout, shape)
+        )
+        working = max(working, kept_by_head + head)
     rows = shape.tokens if layout.sequence else 0  # Megatron keeps one buffer for rows that are gathered
     rows += shape.tokens // token_ranks(layout)
     return working + rows * shape.dtype_bytes * architecture.hidden_size
@@ -133,19 +136,29 @@ def _head_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchSha
     kept = residual_rows(layout, shape) * norm_bytes(hidden, shape) + shape.tokens * each * hidden
     kept += at_once * columns * each
     float32 = _float32_logits(a, layout, shape)
-    working = shape.tokens * each * hidden + float32 * (2 if shape.with_entropy else 1)
+    weight = columns * hidden
+    at_end = float32 * (2 if shape.with_entropy else 1) + weight * each
+    working = shape.tokens * each * hidden + max(at_end, _float32_product(a, layout, shape))
+    if shape.tokens > at_once:  # gradients of several chunks are added up
+        working += weight * FLOAT32
     if shape.with_logits:  # of the whole vocabulary, their log-softmax, and a gradient of each
         kept += 2 * shape.tokens * a.padded_vocab_size * FLOAT32
         working += 2 * shape.tokens * a.padded_vocab_size * FLOAT32
-    weight = columns * hidden
-    in_float32 = shape.tokens > at_once  # gradients of several chunks are added up
-    return kept, working + weight * (each + (FLOAT32 if in_float32 else 0))
+    return kept, working
 
 
 def _float32_logits(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:
     """Return what logits take that are in float32 at once."""
     row = architecture.padded_vocab_size // layout.tensor * FLOAT32
     return min(min(shape.logits_tokens, shape.tokens) * row, max(_FLOAT32_LOGITS[shape.device], row))
+
+
+def _float32_product(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:
+    """Return what the output layer's products take that are made in float32: logits, or their gradients, and the matrix."""
+    if not shape.multiplies_in_float32:
+        return 0
+    columns = architecture.padded_vocab_size // layout.tensor
+    return (min(shape.logits_tokens, shape.tokens) + architecture.hidden_size) * columns * FLOAT32
 
 
 def _embedding_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:

@@ -239,7 +239,7 @@ def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
     dtype_bytes = _rank_settings(question, layout.ranks).dtype_bytes
     samples = batch_sizes(settings).global_batch_size
     needs = algorithm(settings, question.registry).needs
-    in_float32 = question.device.kind == "cpu" and dtype_bytes < _FLOAT32 and _attends_in_float32(question)
+    rounds = question.device.kind == "cpu" and dtype_bytes < _FLOAT32
     return MicroBatchShape(
         tokens=micro_batch_tokens(
             max_tokens_per_gpu=settings.train.max_tokens_per_gpu,
@@ -249,7 +249,8 @@ def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
         ),
         dtype_bytes=dtype_bytes,
         device=question.device.kind,
-        attends_in_float32=in_float32,
+        attends_in_float32=rounds and _attends_in_float32(question),
+        multiplies_in_float32=rounds and _multiplies_in_float32(),
         recompute=section.recompute_granularity,
         logits_tokens=section.log_probs_chunk_size,
         with_entropy="entropy" in needs,
@@ -261,6 +262,12 @@ def _attends_in_float32(question: MemoryQuestion) -> bool:
     from slime_models.cpu import attends_in_bfloat16  # imports torch
 
     return question.longest_sample < _FLOAT32_BELOW or not attends_in_bfloat16()
+
+
+def _multiplies_in_float32() -> bool:
+    from slime_models.cpu import multiplies_bfloat16  # imports torch
+
+    return not multiplies_bfloat16()
 
 
 def _critics(family: ModelFamily, architecture: Architecture, layout: Layout) -> list[Parameters]:

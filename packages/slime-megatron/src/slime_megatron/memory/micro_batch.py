@@ -20,6 +20,8 @@ class MicroBatchShape:
     """What it is computed on."""
     attends_in_float32: bool = False
     """Whether attention computes in float32 whatever the dtype; see `model.layers.attention`."""
+    multiplies_in_float32: bool = False
+    """Whether matrix products of another dtype are made from float32 copies; see `slime_models.cpu.product`."""
     recompute: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass instead of being kept."""
     logits_tokens: int = 4096
