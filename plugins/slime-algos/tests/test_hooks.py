@@ -16,8 +16,8 @@ GROUPS = ("slime.advantages", "slime.losses", "slime.reducers", "slime.reward_tr
 SIZES = {"rollout_batch_size": 4, "rollout_max_response_len": 8}
 
 
-def check(**values):
-    """Return the problems of some settings, given by section: algos, algorithm, reward, rollout, train."""
+def check(*, origin="a flag", **values):
+    """Return the problems of some settings, given by section: algos, algorithm, reward, rollout, train; all from one origin."""
     sections = {
         "algos": AlgosSection(**values.get("algos", {})),
         "algorithm": AlgorithmSection(**values.get("algorithm", {})),
@@ -25,7 +25,7 @@ def check(**values):
         "rollout": RolloutSection(**SIZES | values.get("rollout", {})),
         "train": TrainSection(**values.get("train", {})),
     }
-    origins = {(table, field): "a flag" for table, given in values.items() for field in given}
+    origins = {(table, field): origin for table, given in values.items() for field in given}
     return list(slime_check_config(Settings(sections, origins, {})))
 
 
@@ -81,15 +81,7 @@ def test_a_setting_that_nothing_reads_is_a_problem_until_its_switch_is_given(nam
 def test_a_setting_that_nothing_reads_is_left_where_a_convention_or_a_default_gave_it_or_a_function_may_read_it():
     assert check(algos={"tis_clip": 2.0}) == []
     assert check(algos={"tis_clip": 3.0}, algorithm={"custom_tis_function_path": "own.mismatch"}) == []
-    origins = {("algos", "tis_clip"): "numerics openrlhf"}
-    sections = {
-        "algos": AlgosSection(tis_clip=5.0),
-        "algorithm": AlgorithmSection(),
-        "reward": RewardSection(),
-        "rollout": RolloutSection(**SIZES),
-        "train": TrainSection(),
-    }
-    assert list(slime_check_config(Settings(sections, origins, {}))) == []
+    assert check(origin="numerics openrlhf", algos={"tis_clip": 5.0}) == []
 
 
 def test_every_setting_that_needs_another_is_one_of_the_section():

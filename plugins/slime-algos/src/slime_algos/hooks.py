@@ -31,7 +31,7 @@ NEEDED = {
     "use_rs": ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold"),
     "use_opsm": ("opsm_delta",),
     "use_opd": ("opd_kl_coef",),
-    "use_kl_loss": ("use_unbiased_kl", "kl_straight_through"),
+    "use_kl_loss": ("kl_loss_coef", "use_unbiased_kl", "kl_straight_through"),
     "kl_target": ("kl_horizon",),
 }
 """Settings that are read only where the one that stands before them is on."""
@@ -47,13 +47,6 @@ def slime_config_sections() -> Iterable[Section]:
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
     """Refuse settings that would have no effect, or would have one twice."""
     section = settings.section(AlgosSection)
-    if section.kl_loss_coef != 0 and not section.use_kl_loss:
-        yield Problem(
-            where="algos.kl_loss_coef",
-            found=f"{section.kl_loss_coef} without use_kl_loss, so it has no effect",
-            wanted="use_kl_loss = true, or kl_loss_coef = 0",
-            todo="add --use-kl-loss",
-        )
     if section.kl_coef != 0 and section.kl_loss_coef != 0:
         yield Problem(
             where="algos.kl_coef and algos.kl_loss_coef",

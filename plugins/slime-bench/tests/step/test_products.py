@@ -37,5 +37,5 @@ def test_products_without_instructions_for_bfloat16_are_of_float32(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for has, wanted in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(products, "multiplies_bfloat16", lambda has=has: has)
+        monkeypatch.setattr("slime_torch.engine.multiplies_bfloat16", lambda has=has: has)
         assert {matrix.dtype for matrix in products._matrices((2, 3), (4, 3))} == {wanted}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from slime_models.cpu import multiplies_bfloat16
 from slime_models.family.architecture import Architecture
+from slime_torch.engine import engine_dtype
 from torch import Tensor
 
 
@@ -24,11 +24,6 @@ class StepShape:
     """Tokens of a prompt, about."""
     new_tokens: int
     """Tokens of each sample's response."""
-
-
-def fast_dtype() -> torch.dtype:
-    """Return bfloat16, or float32 on a CPU that has no instructions for bfloat16: there, ours multiplies in float32 too."""
-    return torch.bfloat16 if torch.cuda.is_available() or multiplies_bfloat16() else torch.float32
 
 
 @torch.inference_mode()
@@ -79,7 +74,7 @@ def _both(rows: int, inputs: int, outputs: int) -> float:
 
 def _matrices(*shapes: tuple[int, int]) -> Iterator[Tensor]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return (torch.randn(shape, device=device).to(fast_dtype()) for shape in shapes)
+    return (torch.randn(shape, device=device).to(engine_dtype("auto")) for shape in shapes)
 
 
 def _median(work: Callable[[], object]) -> float:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import PluginError
+from slime_torch.engine import engine_dtype
 
-from slime_bench.step.products import fast_dtype
 from slime_bench.step.work import parity_of
 
 
 def trl_step(model_path: Path, prompts: list[str], *, n_prompts: int, n_samples: int, n_tokens: int) -> float:
-    """Return the median seconds of one GRPO step of TRL, after one warm-up step, in the dtype that is fast on this machine.
+    """Return the median seconds of one GRPO step of TRL, after one warm-up step, in the dtype that the engine `torch` takes here.
 
     Args:
         model_path: Hugging Face folder.
@@ -42,7 +42,7 @@ def trl_step(model_path: Path, prompts: list[str], *, n_prompts: int, n_samples:
             self.ends.append(time.perf_counter())
 
     clock = Clock()
-    on_gpu = torch.cuda.is_available()
+    on_gpu, dtype = torch.cuda.is_available(), engine_dtype("auto")
     with tempfile.TemporaryDirectory(prefix="trl-") as folder:
         config = GRPOConfig(
             output_dir=folder,
@@ -53,7 +53,7 @@ def trl_step(model_path: Path, prompts: list[str], *, n_prompts: int, n_samples:
             max_steps=len(prompts) // n_prompts,
             learning_rate=1e-6,
             beta=0.0,
-            bf16=fast_dtype() is torch.bfloat16,
+            bf16=dtype is torch.bfloat16,
             use_cpu=not on_gpu,
             gradient_checkpointing=False,
             save_strategy="no",
@@ -62,7 +62,7 @@ def trl_step(model_path: Path, prompts: list[str], *, n_prompts: int, n_samples:
             disable_tqdm=True,
         )
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model_path, dtype=fast_dtype()),
+            model=AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype),
             reward_funcs=lambda completions, **_: [parity_of(text) for text in completions],
             args=config,
             train_dataset=Dataset.from_dict({"prompt": prompts}),
