@@ -51,6 +51,9 @@ def test_the_error_of_one_is_raised(two_threads):
         on_threads(fail, [1, 2])
 
 
+NUMBERS = torch.arange(3)
+
+
 def pairs():
     """(target, source) of several kinds: plain, empty, scalar, not contiguous, of another dtype."""
     sources = [
@@ -151,6 +154,36 @@ def test_copies_are_put_off_to_be_made_together(two_threads, monkeypatch):
         for target, ones in others:
             target.copy_(ones)
     assert made == [[6, 6, 6, 20], [7, 3]]
+
+
+@pytest.mark.parametrize(
+    ("does", "only_copied"),
+    [
+        (lambda target, source: target[1:].narrow(0, 0, 2).copy_(source.data[:2]), True),
+        (lambda target, source: target.double().copy_(source), False),
+        (lambda target, source: target[:2].fill_(0), True),
+        (lambda target, source: target.data.zero_(), True),
+        (lambda target, source: NUMBERS.tolist(), True),
+        (lambda target, source: source.tolist(), False),
+        (lambda target, source: target.fill_(source[0]), False),
+        (lambda target, source: target.fill_(source[0].item()), False),
+        (lambda target, source: target.copy_(source[0]), False),
+        (lambda target, source: target.copy_(source * 2), False),
+        (lambda target, source: target.copy_(source[torch.tensor([1, 0, 2])]), False),
+        (lambda target, source: setattr(target, "data", source), False),
+        (lambda target, source: source.data_ptr(), False),
+        (lambda target, source: torch.where(target > 0, target, source), False),
+    ],
+)
+def test_whether_all_was_copying_is_said(does, only_copied):
+    target, source, other = torch.zeros(3), torch.ones(3), torch.zeros(3, dtype=torch.float64)
+    with torch.no_grad(), PlainCopies() as copies:
+        other.copy_(source)  # to another dtype
+        does(target, source)
+        target.shape, source.numel()
+    assert copies.only_copied == only_copied
+    if only_copied:
+        assert copies.n_copied == 3 + 2 * bool(target.any())
 
 
 def test_copies_that_were_put_off_are_made_although_the_loader_fails():

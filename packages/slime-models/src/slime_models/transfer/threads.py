@@ -26,6 +26,8 @@ _MANY_BYTES = 1 << 25
 #: Bytes of copies that are put off at most.
 _BATCH_BYTES = 1 << 26
 _FIELDS = ("data", "device", "dtype", "is_meta", "ndim", "nbytes", "requires_grad", "shape")
+#: What writes numbers that are not read from a tensor.
+_CONSTANTS: frozenset[Any] = frozenset({Tensor.fill_, Tensor.zero_})
 #: What looks at a tensor, or takes a view of it.
 _LOOKS: frozenset[Any] = frozenset(
     {
@@ -91,10 +93,10 @@ def on_threads[W, R](function: Callable[[W], R], work: Sequence[W]) -> list[R]:
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy tensors: each of a list of (target in host memory, source) has one shape, and the target is contiguous.
+    """Copy tensors: each of a list of (target, source) has one shape.
 
-    Bytes that lie contiguous in host memory are copied as such, without torch's workers; where numba is installed, many of them past
-    the caches.
+    Where both lie contiguous in host memory, bytes are copied as such, without torch's workers; where numba is installed, many of them
+    past the caches.
     """
     plain = [pair for pair in pairs if is_plain(*pair)]
     for target, source in pairs:
@@ -136,6 +138,11 @@ class PlainCopies(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.n_copied = 0
+        """Elements that `Tensor.copy_` copied, at once or put off."""
+        self.only_copied = True
+        """Whether nothing else was done with any tensor than to copy it, to look at it, to write constants, and to list whole numbers
+        (SGLang's map of experts)."""
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._n_bytes = 0
         self._written: dict[int, list[tuple[int, int]]] = {}
@@ -145,12 +152,15 @@ class PlainCopies(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Put a copy off, or call what was called."""
-        if func is Tensor.copy_ and len(args) == 2 and not kwargs and is_plain(*args):
+        if func is Tensor.copy_ and len(args) == 2 and not kwargs and args[0].shape == args[1].shape:
             target, source = args
-            if target.is_contiguous() and target.shape == source.shape and not torch.is_grad_enabled():
+            self.n_copied += target.numel()
+            if is_plain(target, source) and not torch.is_grad_enabled():
                 self._put_off(target, source)
                 return target
-        if not _only_looks(func, args):
+            self._copy()
+        elif not _only_looks(func, args):
+            self.only_copied &= _makes_no_weight(func, args)
             self._copy()
         return func(*args, **(kwargs or {}))
 
@@ -188,10 +198,17 @@ def _only_looks(func: Any, args: tuple[Any, ...]) -> bool:
     return func in _LOOKS
 
 
+def _makes_no_weight(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function of torch writes constants, or lists whole numbers."""
+    if func is Tensor.tolist:
+        return not args[0].is_floating_point()
+    return func in _CONSTANTS and not any(isinstance(each, Tensor) for each in args[1:])
+
+
 def is_plain(target: Tensor, source: Tensor) -> bool:
-    """Whether a source lies contiguous in host memory, as does the target."""
+    """Whether a source lies contiguous in host memory, as does the target, and both have one dtype."""
     on_host = source.device.type == target.device.type == "cpu"
-    return on_host and source.is_contiguous() and source.dtype == target.dtype
+    return on_host and source.is_contiguous() and target.is_contiguous() and source.dtype == target.dtype
 
 
 @functools.cache

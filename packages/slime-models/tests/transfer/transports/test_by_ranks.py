@@ -14,7 +14,7 @@ import pytest
 import torch
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
-from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.fingerprint import copied_fingerprints, fingerprint
 from slime_models.transfer.meeting import (
     OFF,
     CalledOffError,
@@ -23,6 +23,7 @@ from slime_models.transfer.meeting import (
     proof_of,
     read_channel,
 )
+from slime_models.transfer.ranks import sender, update
 from slime_models.transfer.ranks.group import await_call, await_work
 from slime_models.transfer.ranks.receiver import RankReceiver
 from slime_models.transfer.ranks.update import RanksUpdate
@@ -132,6 +133,31 @@ def test_fingerprints_are_made_while_buckets_are_copied(transport, storage):
     sent, received = halves.update(values, "2", buckets=unsummed, rank_1={"fails_after": 1})
     assert sent == fingerprints(values)  # also of what is left, which is not sent
     assert isinstance(received[0], KeyError)
+
+
+def test_the_first_bucket_is_there_before_ranks_of_the_update_before_come(transport, storage, monkeypatch):
+    halves, filled, copied = Halves(transport, storage), threading.Event(), []
+
+    def copies(pairs):
+        copied.append(len(pairs))
+        found = copied_fingerprints(pairs)
+        filled.set()
+        return found
+
+    class Late(RanksUpdate):
+        def begin(self, n_ranks):
+            assert filled.wait(20)
+            super().begin(n_ranks)
+
+    check_arrived(tensors(1), *halves.update(tensors(1), "1", buckets=unsummed))
+    monkeypatch.setattr(sender, "copied_fingerprints", copies)
+    monkeypatch.setattr(update, "RanksUpdate", Late)
+    check_arrived(tensors(2), *halves.update(tensors(2), "2", buckets=unsummed))
+    assert copied == [1, 1, 1]  # each bucket once
+    halves.ranks.pop()
+    filled.clear()
+    check_arrived(tensors(3), *halves.update(tensors(3), "3", buckets=unsummed))
+    assert copied[3:] == [1, 0, 1, 1]  # the first again for the ranks that are left, its fingerprints known
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
@@ -313,6 +339,7 @@ sides = [None, None]
 atexit.register(lambda: print([side.told for side in sides]))
 import threading, torch
 from slime_models.transfer.meeting import BroadcastChannel, client_of, dist
+from slime_models.transfer.ranks import sender, update
 from slime_models.transfer.ranks.group import Membership, RankGroup
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 channel = BroadcastChannel(host="127.0.0.1", port=store.port, key="k", secret="s", n_receivers=1, timeout_s=5.0)

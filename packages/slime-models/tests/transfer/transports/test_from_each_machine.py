@@ -25,14 +25,18 @@ MACHINE = contextvars.ContextVar("machine")
 @pytest.fixture(autouse=True)
 def machines(monkeypatch):
     """Returns where the senders are; a test changes it."""
-    of_senders, meet = ["one", "two"], sender.group_of_sender
+    of_senders = ["one", "two"]
 
-    def met(before, plan, *rest):
-        MACHINE.set(of_senders[plan.sender])
-        return meet(before, plan, *rest)
+    def placed(function):
+        def called(before, plan, *rest):
+            MACHINE.set(of_senders[plan.sender])
+            return function(before, plan, *rest)
+
+        return called
 
     monkeypatch.setattr(membership, "this_container", MACHINE.get)
-    monkeypatch.setattr(sender, "group_of_sender", met)
+    for name in ("announce_sender", "group_of_sender"):
+        monkeypatch.setattr(sender, name, placed(getattr(sender, name)))
     return of_senders
 
 

@@ -9,7 +9,7 @@ ranks each checks its share of the tensors, loads, and fingerprints the parts th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from slime_core.errors import WeightSyncError
 from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.manifest import Entry, listed
 from slime_models.transfer.staging import StagedTensors
-from slime_models.transfer.threads import PlainCopies
 from torch import Tensor
 
-from slime_sglang.inside.parameters import Index, held_tensors
+from slime_sglang.inside.held_weights import HeldWeights
 from slime_sglang.weights.protocol import LoaderRequest, LoaderResult
 
 #: Attributes of a model: the update that was checked, until it is loaded; and the one that was loaded last.
@@ -55,19 +54,14 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     request = read_request(named_tensors)
     staged: StagedTensors = model.__dict__.pop(_CHECKED)
     assert staged.folder == Path(request.folder), "an update is checked, then loaded"
-    with torch.no_grad():
-        with PlainCopies():
-            model.load_weights(staged.tensors())
-        held = _held(model, staged, request)
+    weights = _held_weights(model, staged, request)
+    weights.load(staged.tensors())
+    held = fingerprints_held(weights.places, staged.entries, staged.tensor)
+    if not unequal(held, staged.entries):
+        weights.end()
     if request.keeps and staged.is_mapped:
         setattr(model, _LOADED, staged)
     answer(request, LoaderResult(held=held))
-
-
-def _held(model: Any, staged: StagedTensors, request: LoaderRequest) -> dict[str, int]:
-    """Return the fingerprints of what a rank holds: the whole tensor's where it holds an equal part of one."""
-    held = {name: place for name, *place in _places(model, staged, request) if name in staged.entries}
-    return fingerprints_held(held, staged.entries, staged.tensor)
 
 
 def fingerprints_held(
@@ -76,7 +70,7 @@ def fingerprints_held(
     """Return the fingerprints of what a rank holds of an update: the whole tensor's where it holds an equal part of one.
 
     Args:
-        held: name -> (parameter or a view of it, which slices of the whole tensor it is), as `held_tensors` yields them.
+        held: name -> (parameter or a view of it, which slices of the whole tensor it is); see `HeldWeights.places`.
         entries: of the update, by name.
         sent: returns a whole tensor of the update.
     """
@@ -92,6 +86,11 @@ def fingerprints_held(
     return found | equal
 
 
+def unequal(found: Mapping[str, int], entries: Mapping[str, Entry]) -> list[str]:
+    """Return the names of tensors whose fingerprints are not those that were sent."""
+    return [name for name, each in found.items() if each != entries[name].fingerprint]
+
+
 def _damaged(staged: StagedTensors, request: LoaderRequest) -> str | None:
     number, count = request.stage * request.n_ranks + request.rank, request.n_stages * request.n_ranks
     mine = list(staged.entries)[number::count]
@@ -101,7 +100,7 @@ def _damaged(staged: StagedTensors, request: LoaderRequest) -> str | None:
 
 def _missing(model: Any, staged: StagedTensors, request: LoaderRequest) -> str | None:
     """Name the parameters that an update has no tensor for: SGLang gives some models an output layer that theirs lack."""
-    return missing([name for name, *_ in _places(model, staged, request)], staged.entries)
+    return missing(_held_weights(model, staged, request).places, staged.entries)
 
 
 def missing(held: Iterable[str], sent: Container[str]) -> str | None:
@@ -110,15 +109,8 @@ def missing(held: Iterable[str], sent: Container[str]) -> str | None:
     return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
 
 
-def _places(model: Any, staged: StagedTensors, request: LoaderRequest) -> Iterator[tuple[str, Tensor, Index]]:
-    return held_tensors(
-        model,
-        {name: entry.shape for name, entry in staged.entries.items()},
-        rank=request.rank,
-        n_ranks=request.n_ranks,
-        attention_ranks=request.attention_ranks,
-        stage=request.stage,
-    )
+def _held_weights(model: Any, staged: StagedTensors, request: LoaderRequest) -> HeldWeights:
+    return HeldWeights(model, {name: entry.shape for name, entry in staged.entries.items()}, request)
 
 
 def as_sent(tensor: Tensor, dtype: str) -> Tensor:

@@ -14,11 +14,11 @@ from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.manifest import Entry, TensorCheck, listed
 from slime_models.transfer.meeting import SenderLostError
 from slime_models.transfer.ranks.receiver import RankReceiver, ReceivedBucket
-from slime_models.transfer.threads import PlainCopies
 from torch import Tensor
 
-from slime_sglang.inside.loader import answer, fingerprints_held, missing, read_request
-from slime_sglang.inside.parameters import STACKED, held_tensors
+from slime_sglang.inside.held_weights import HeldWeights
+from slime_sglang.inside.loader import answer, fingerprints_held, missing, read_request, unequal
+from slime_sglang.inside.parameters import STACKED
 from slime_sglang.weights.description import UpdateDescription, read_description
 from slime_sglang.weights.protocol import LoaderRequest, LoaderResult
 
@@ -98,20 +98,11 @@ class _Loading:
     """
 
     def __init__(self, model: Any, update: UpdateDescription, request: LoaderRequest) -> None:
-        self._model, self._specs, self._version = model, update.specs, update.version
+        self._specs, self._version = update.specs, update.version
         self._check = TensorCheck(update.specs, version=update.version)
-        self._places = {
-            name: (tensor, index)
-            for name, tensor, index in held_tensors(
-                model,
-                {name: spec.shape for name, spec in self._specs.items()},
-                rank=request.rank,
-                n_ranks=request.n_ranks,
-                attention_ranks=request.attention_ranks,
-                stage=request.stage,
-            )
-        }
-        if error := missing(self._places, self._specs):
+        shapes = {name: spec.shape for name, spec in self._specs.items()}
+        self._weights = HeldWeights(model, shapes, request)
+        if error := missing(self._weights.places, self._specs):
             raise WeightSyncError(error)
         self._waiting: dict[str, tuple[Entry, Tensor]] = {}
         self.is_written = False
@@ -150,20 +141,21 @@ class _Loading:
             WeightSyncError: names tensors that were not sent.
         """
         self._check.end()
+        self._weights.end()
 
     def _write(self, arrived: Mapping[str, tuple[Entry, Tensor]]) -> None:
         entries = {name: entry for name, (entry, _) in arrived.items()}
-        held = {name: self._places[name] for name in arrived if name in self._places}
+        places = self._weights.places
+        held = {name: places[name] for name in arrived if name in places}
         # Of a tensor that the rank holds whole, damage is found in what the model then holds.
         parts = [name for name, (tensor, _) in held.items() if tuple(tensor.shape) != entries[name].shape]
         came = fingerprints_of((name, arrived[name][1]) for name in parts)
-        if changed := [name for name in parts if came[name] != entries[name].fingerprint]:
+        if changed := unequal(came, entries):
             raise WeightSyncError(f"{listed(changed)}: the bytes that arrived are not those that were sent")
         self.is_written = True
-        with PlainCopies():
-            self._model.load_weights((name, tensor) for name, (_, tensor) in arrived.items())
+        self._weights.load((name, tensor) for name, (_, tensor) in arrived.items())
         now = fingerprints_held(held, entries, lambda name: arrived[name][1])
-        if others := [name for name, found in now.items() if found != entries[name].fingerprint]:
+        if others := unequal(now, entries):
             raise WeightSyncError(f"{listed(others)}: the model does not hold what was sent")
         self.held |= now
 

@@ -29,6 +29,25 @@ from slime_models.transfer.same_host import this_container
 _MEETING = 6
 
 
+def announce_sender(before: RankGroup | None, plan: TransferPlan) -> tuple[Any, Any]:
+    """Say that a sender of an update is there, so that servers are paused; returns a connection to its store, and the store.
+
+    May be called again. Of the trainer's pipeline stages the first says so for all.
+
+    Args:
+        before: the sender's group of the update before.
+        plan: of the update, as this sender got it.
+    """
+    channel: BroadcastChannel = plan.channel
+    client = client_of(channel) if before is None else before.client_for(channel)
+    store = view_of(client, channel)
+    if not _turn(plan):
+        store.set(SENDER, "1")
+    if plan.senders == "each_machine":
+        store.set(_sender_key(plan.sender), this_container())
+    return client, store
+
+
 def group_of_sender(
     before: RankGroup | None,
     plan: TransferPlan,
@@ -53,12 +72,8 @@ def group_of_sender(
         StrangerError: a member does not know the secret.
     """
     channel: BroadcastChannel = plan.channel
-    client = client_of(channel) if before is None else before.client_for(channel)
-    store = view_of(client, channel)
-    is_by_stage = plan.senders == "each_stage"
-    turn = plan.sender if is_by_stage else 0
-    if not turn:
-        store.set(SENDER, "1")
+    client, store = announce_sender(before, plan)
+    turn = _turn(plan)
     ranks = _served(store, plan)
     if turn:  # without a deadline of its own: the receiving side calls the update off
         await_keys(store, [_turn_key(rank, turn) for rank in ranks], timeout_s=math.inf)
@@ -75,10 +90,15 @@ def group_of_sender(
         number=0,
         size=len(ranks) + 1,
         backend=backend([_device_name(device), *(each.device for each in ranks.values())]),
-        n_turns=plan.n_senders if is_by_stage else 1,
+        n_turns=plan.n_senders if plan.senders == "each_stage" else 1,
     )
     _tell(store, ranks, own, turn)
     return RankGroup(client, own, channel, device)
+
+
+def _turn(plan: TransferPlan) -> int:
+    """Return how many senders the ranks of servers hear before this one."""
+    return plan.sender if plan.senders == "each_stage" else 0
 
 
 @dataclass(frozen=True)
@@ -95,14 +115,11 @@ def _served(store: Any, plan: TransferPlan) -> dict[int, _Rank]:
     """Wait for all ranks of servers, and return those that a sender sends to, by their numbers in the update."""
     channel: BroadcastChannel = plan.channel
     patience_s = _MEETING * channel.timeout_s
-    by_machine = plan.senders == "each_machine"
-    if by_machine:
-        store.set(_sender_key(plan.sender), this_container())
     (count,) = await_keys(store, [EXPECTED], timeout_s=patience_s)
     keys = [receiver_key(rank) for rank in range(1, int(count) + 1)]
     texts = await_keys(store, keys, timeout_s=patience_s)
     ranks = {number: _Rank(**json.loads(text)) for number, text in enumerate(texts, 1)}
-    if not by_machine:
+    if plan.senders != "each_machine":
         return ranks
     senders = await_keys(
         store, [_sender_key(number) for number in range(plan.n_senders)], timeout_s=patience_s

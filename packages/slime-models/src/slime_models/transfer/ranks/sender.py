@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from slime_models.transfer.fingerprint import copied_fingerprints, fingerprints_
 from slime_models.transfer.manifest import aligned, bytes_of, entries_of
 from slime_models.transfer.meeting import StrangerError, tell
 from slime_models.transfer.ranks.group import RankGroup, forget_frames
-from slime_models.transfer.ranks.membership import group_of_sender
+from slime_models.transfer.ranks.membership import announce_sender, group_of_sender
 from slime_models.transfer.threads import copy_all
 
 logger = logging.getLogger(__name__)
@@ -82,23 +82,37 @@ class SendingToRanks:
             WeightSyncError: a member does not know the secret, or the transport cannot reach its device.
         """
         device = bucket[0][1].device if bucket else torch.device("cpu")
+        filled = self._filled_early(bucket, device, fingerprints)
         if not bucket or not self._join(device):
             made = [(name, tensor) for name, tensor in bucket if name not in fingerprints]
             fingerprints.update(fingerprints_of(made))
             return 0
         assert self._group is not None and self._carrier is not None
-        offsets, n_bytes = _offsets(bucket)
-        flat = self._carrier.room(n_bytes, device)
-        _copy(bucket, flat, offsets, fingerprints)
-        entries = [
-            replace(entry, offset=offset, n_bytes=entry.spec.n_bytes)
-            for entry, offset in zip(entries_of(bucket, fingerprints), offsets, strict=True)
-        ]
-        told = {"version": self._version, "n_bytes": n_bytes, **self._carrier.told()}
+        if filled is None or filled.carrier is not self._carrier:
+            filled = _fill(self._carrier, bucket, device, fingerprints)
+        told = {"version": self._version, "n_bytes": filled.flat.numel(), **self._carrier.told()}
         with self._breaking():
-            tell(self._group.told, told | {"entries": [asdict(entry) for entry in entries]})
-            self._carrier.carry(flat)
+            tell(self._group.told, told | {"entries": filled.entries})
+            self._carrier.carry(filled.flat)
         return 0 if self._is_broken else bytes_of(bucket)
+
+    def _filled_early(
+        self, bucket: Bucket, device: torch.device, fingerprints: Fingerprint
+    ) -> _Filled | None:
+        """Fill memory with the first bucket while servers are paused for it; None where there is no group of the update before.
+
+        It is of no use where the update's group turns out to be another.
+        """
+        if self._has_met or not bucket or not self._groups:
+            return None
+        (before,) = self._groups
+        with self._breaking():
+            announce_sender(before, self._plan)
+        if self._is_broken:
+            self._has_met = True
+            return None
+        self._carrier = self._make_carrier(before)
+        return _fill(self._carrier, bucket, device, fingerprints)
 
     def end(self) -> None:
         """Say that there are no more buckets."""
@@ -126,9 +140,12 @@ class SendingToRanks:
             before = self._groups.pop() if self._groups else None
             with self._breaking():
                 self._group = group_of_sender(before, self._plan, device, self._backend)
+            if self._carrier is not None and self._group is not before:
+                self._carrier.close()
+                self._carrier = None
             if self._group is not None:
                 self._groups.append(self._group)
-                self._carrier = self._make_carrier(self._group)
+                self._carrier = self._carrier or self._make_carrier(self._group)
         return self._group is not None
 
     @contextmanager
@@ -169,8 +186,21 @@ def _offsets(bucket: Bucket) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _copy(bucket: Bucket, flat: Tensor, offsets: Sequence[int], fingerprints: Fingerprint) -> None:
-    """Copy the tensors to their places in a flat tensor, and add the fingerprints that are missing."""
+@dataclass(frozen=True)
+class _Filled:
+    """A bucket in memory of a carrier."""
+
+    carrier: Carrier
+    flat: Tensor
+    """[n_bytes] uint8."""
+    entries: Sequence[Mapping[str, Any]]
+    """Of its tensors, in JSON's types."""
+
+
+def _fill(carrier: Carrier, bucket: Bucket, device: torch.device, fingerprints: Fingerprint) -> _Filled:
+    """Copy the tensors to memory of a carrier, and add the fingerprints that are missing."""
+    offsets, n_bytes = _offsets(bucket)
+    flat = carrier.room(n_bytes, device)
     made: dict[str, tuple[Tensor, Tensor]] = {}
     others: list[tuple[Tensor, Tensor]] = []
     for (name, tensor), offset in zip(bucket, offsets, strict=True):
@@ -181,3 +211,8 @@ def _copy(bucket: Bucket, flat: Tensor, offsets: Sequence[int], fingerprints: Fi
             made[name] = place, tensor
     copy_all(others)
     fingerprints.update(zip(made, copied_fingerprints([*made.values()]), strict=True))
+    entries = [
+        replace(entry, offset=offset, n_bytes=entry.spec.n_bytes)
+        for entry, offset in zip(entries_of(bucket, fingerprints), offsets, strict=True)
+    ]
+    return _Filled(carrier, flat, [vars(entry) for entry in entries])
