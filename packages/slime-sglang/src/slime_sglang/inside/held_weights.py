@@ -46,13 +46,9 @@ class HeldWeights:
         """By name: the parameter or a view of it, and which slices of the whole tensor it is."""
         held = {name: tuple(tensor.shape) for name, (tensor, _) in self.places.items()}
         self._shapes = dict(shapes), held
-        self._only_copied, self._n_copied = True, 0
-
-    @property
-    def is_direct(self) -> bool:
+        self.is_direct: bool = model.__dict__.get(_COPIED) == self._shapes
         """Whether tensors are copied to their places directly."""
-        copied = self._model.__dict__.get(_COPIED)
-        return copied is not None and copied == self._shapes
+        self._only_copied, self._n_copied = True, 0
 
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
