@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 from slime_core.protocols import SamplingParams
 from slime_sglang.engine import SglangEngine
-from slime_sglang.inside.compat import PATCHES
+from slime_sglang.inside.compat import PATCHES, WORKER_PATCHES
 from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.server import ServerSettings
 
@@ -125,3 +127,26 @@ def test_every_patch_is_still_needed(serving):
     log = serving.log.read_text(errors="replace")
     unused = [patch.name for patch in PATCHES if patch.log_line not in log]
     assert unused == ["torch.cuda.cudart"]  # for models with experts: test_sglang_experts.py
+
+
+def cpu_s(name):
+    """CPU time of the scheduler of a server whose scratch folder has this name, seconds."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (process / "cmdline").read_bytes().startswith(b"sglang::scheduler"):
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                if name.encode() in Path("/proc", fields[1], "environ").read_bytes():
+                    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    raise LookupError(name)
+
+
+def test_a_paused_scheduler_sleeps(serving, shared_memory_of):
+    (patch,) = [patch for patch in WORKER_PATCHES if "paused" in patch.name]
+    name, _ = shared_memory_of(serving.log)
+    serving.post("/pause_generation", {"mode": "retract"})
+    before = cpu_s(name)
+    time.sleep(3)
+    used = cpu_s(name) - before
+    serving.post("/continue_generation", {})
+    assert used < 1.5  # 0.1 on an idle machine; without the patch it is all of the time that it gets
+    assert patch.log_line in serving.log.read_text(errors="replace")

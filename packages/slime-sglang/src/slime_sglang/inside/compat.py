@@ -1,7 +1,7 @@
 """Patches that let SGLang run on a machine without CUDA. Every change to foreign code that this package makes is here.
 
-SGLang 0.5.23 names CUDA in three places where it means "the device", starts its processes in the one way that CUDA allows, and does
-not divide experts or attention between ranks in PyTorch alone. SGLang itself calls `install` at the start of each of its processes
+SGLang 0.5.23 names CUDA in three places where it means "the device", starts its processes in the one way that CUDA allows, does not
+divide experts or attention between ranks in PyTorch alone, and does not let a paused scheduler sleep. SGLang itself calls `install` at the start of each of its processes
 (entry-point group `sglang.srt.plugins`), and `install_in_worker` in those that have a model; no other process is changed, and none
 that sees a GPU. On any machine, a process that starts after its parent has exited ends itself, and shared memory is named so that it
 goes with the server: SGLang deletes none of it where it is killed.
@@ -102,8 +102,22 @@ def _own_experts_alone(layer: Any, x: Any, topk_output: Any, config: Any) -> Any
     return sums
 
 
+def _sleep_while_paused(scheduler: Any) -> Any:
+    """Wait for a request as an idle scheduler does, then do what SGLang does."""
+    if scheduler.idle_sleeper is None:
+        return NotImplemented
+    scheduler.maybe_sleep_on_idle()
+    return type(scheduler)._record_scheduler_state_for_paused_engine.__wrapped__(scheduler)
+
+
 #: Of processes that compute; their modules are imported by then.
 WORKER_PATCHES = (
+    Patch(
+        "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine",
+        "in spite of --sleep-on-idle a scheduler that is paused asks for requests without a pause, and keeps a core busy that the trainer and "
+        "weight updates want (sglang/srt/managers/scheduler.py)",
+        _sleep_while_paused,
+    ),
     Patch(
         "sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
         "with --ep-size it gets -1 for experts that other ranks have, which it takes for an index, and the exception ends the server "
