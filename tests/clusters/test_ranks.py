@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from slime_bench.batches import WAYS, batches
 from slime_core.checks.settings import check_settings
+from slime_core.checks.unread_flags import unread_flags
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, DataError, DeadlineError, TrainerError
 from slime_core.launch.local import assemble_and, drive, launch
@@ -218,8 +219,10 @@ def test_what_ranks_cannot_do_is_refused_before_anything_starts(letters):
         [str(letters)], ["--num-gpus-per-node", "8", "--ray-device", "cpu"], registry=registry
     )
     assert [problem.wanted for problem in check_settings(unread, registry)] == [
-        "nothing: it reserves no machine",
-        "--launcher ray, or not this flag",
+        "nothing: it reserves no machine"
+    ]
+    assert [problem.wanted for problem in unread_flags([unread], registry)] == [
+        "--launcher ray, or not this flag"
     ]
 
 

@@ -40,6 +40,13 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 
 
 @hookspec
+def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:  # type: ignore[empty-body]  # as above
+    """Return which flags of your sections would do nothing with what is chosen (their `Settings.origin` begins with `--`), where that
+    is not told by who is chosen at all (`Section.read_by`). May import what is chosen, if there is such a flag. Not asked beside
+    functions that were written for another system, which are handed all settings."""
+
+
+@hookspec
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:  # type: ignore[empty-body]  # as above
     """Return what settings ask of the model's folder that it does not allow. Asked before anything is built; must not
     change anything."""

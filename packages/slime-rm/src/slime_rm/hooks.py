@@ -12,4 +12,8 @@ from slime_rm.section import RmSection, VerifiersSection
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Add `[rm]` and `[verifiers]`."""
-    return [Section("rm", RmSection, prefix=""), Section("verifiers", VerifiersSection)]
+    served = ("judge", "remote_rm", "reward_model", "teacher")
+    return [
+        Section("rm", RmSection, prefix="", read_by=served),
+        Section("verifiers", VerifiersSection, read_by=["verifiers"]),
+    ]

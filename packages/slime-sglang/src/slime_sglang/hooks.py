@@ -25,7 +25,6 @@ from slime_sglang.checks.fleet import (
     gpu_problems,
     machine_problems,
     rank_update_problems,
-    unread_flags,
 )
 from slime_sglang.checks.models import image_problems, model_problems, served_name_problems
 from slime_sglang.checks.router import router_problems, router_setting
@@ -68,7 +67,6 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     yield from served_name_problems(settings)
     rollout = settings.rollout
     if rollout.rollout_engine != "sglang":
-        yield from unread_flags(settings)
         return
     fleet = settings.section(FleetSection)
     yield from gpu_problems(settings)

@@ -12,9 +12,11 @@ from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
 from slime_algos.section import AlgosSection
+from slime_algos.unread import unread_flags
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
+    from slime_core.plugins.registry import Registry
 
 
 WHITENED = ("gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
@@ -81,6 +83,12 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             "which makes them the same",
             wanted="one of them",
         )
+
+
+@hookimpl
+def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:
+    """Refuse options of estimators, losses, reducers and reward transforms that are not chosen."""
+    return unread_flags(settings, registry)
 
 
 def _check_switches(settings: Settings, section: AlgosSection) -> Iterable[Problem]:

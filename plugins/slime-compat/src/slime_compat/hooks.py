@@ -51,7 +51,7 @@ def slime_read_file(path: Path) -> Any:
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Return the section `compat`."""
-    return [Section("compat", CompatSection)]
+    return [Section("compat", CompatSection, read_by=None)]
 
 
 @hookimpl

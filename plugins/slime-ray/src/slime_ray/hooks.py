@@ -28,16 +28,10 @@ def slime_config_sections() -> Iterable[Section]:
 
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
-    """Refuse the launcher where Ray is not installed, and flags that only it reads where it is not chosen."""
+    """Refuse the launcher where Ray is not installed."""
     launcher = settings.run.launcher
-    if launcher in _NAMES:
-        if importlib.util.find_spec("ray") is None:
-            yield Problem("run.launcher", f"{launcher!r} and no Ray", "Ray", "pip install ray")
-        return
-    for (table, field), origin in settings.origins.items():
-        if table == "ray" and origin.startswith("--"):
-            found = f"{origin} with --launcher {launcher}, which does not read it"
-            yield Problem(f"ray.{field}", found, "--launcher ray, or not this flag")
+    if launcher in _NAMES and importlib.util.find_spec("ray") is None:
+        yield Problem("run.launcher", f"{launcher!r} and no Ray", "Ray", "pip install ray")
 
 
 @hookimpl

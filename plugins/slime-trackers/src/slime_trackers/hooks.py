@@ -41,7 +41,10 @@ _SECTIONS = {
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Add a section for each tracker."""
-    return [Section(name, section) for name, section in _SECTIONS.items()]
+    return [
+        Section(name, section, read_by=["tensorboard" if name == "tb" else name])
+        for name, section in _SECTIONS.items()
+    ]
 
 
 @hookimpl

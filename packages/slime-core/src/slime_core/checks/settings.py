@@ -11,6 +11,7 @@ from typing import Any
 from slime_core.checks.chosen_plugins import ROLLOUT_HOOKS, name_problems
 from slime_core.checks.input_files import missing_files
 from slime_core.checks.prompts import evaluation_problems, prompt_problems
+from slime_core.checks.unread_flags import unread_flags
 from slime_core.config.base import Unset
 from slime_core.config.derive import batch_sizes, choices, is_local, is_single_turn, sends_images
 from slime_core.config.factories import trainer_factory
@@ -59,8 +60,17 @@ def _told(check: Callable[[], Iterable[Problem] | None]) -> list[Problem]:
     return problems
 
 
-def check_stages(stages: Sequence[Stage], registry: Registry, *, to_train: bool = False) -> list[Problem]:
-    """Return everything that is wrong with the runs of a recipe and can be known without starting anything."""
+def check_stages(
+    stages: Sequence[Stage], registry: Registry, *, to_train: bool = False, is_translated: bool = False
+) -> list[Problem]:
+    """Return everything that is wrong with the runs of a recipe and can be known without starting anything.
+
+    Args:
+        stages: as they were read.
+        registry: the installed plugins.
+        to_train: whether they are to be trained, which takes a trainer.
+        is_translated: whether the flags were written for another program, which may have taken some that did nothing.
+    """
     owners: dict[Problem, list[str]] = {}
     for stage in stages:
         problems = check_settings(stage.beforehand, registry)
@@ -72,6 +82,8 @@ def check_stages(stages: Sequence[Stage], registry: Registry, *, to_train: bool 
         problem if len(names) == len(stages) else _of_stage(", ".join(names), problem)
         for problem, names in owners.items()
     ]
+    if not is_translated:
+        problems += _told(partial(unread_flags, [stage.beforehand for stage in stages], registry))
     return [*problems, *_told(partial(_between_stages, stages))]
 
 

@@ -81,7 +81,7 @@ def read_checked(
     recipes, flags, translation = _words(argv, registry)
     stages, problems = read_runs(recipes, flags, registry=registry, translation=translation)
     stages = stages[-1:] if only_last else stages
-    problems += check_stages(stages, registry, to_train=to_train)
+    problems += check_stages(stages, registry, to_train=to_train, is_translated=translation is not None)
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return stages

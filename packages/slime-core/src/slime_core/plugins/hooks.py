@@ -49,3 +49,6 @@ class Section:
     alone, for words that the whole field uses."""
     foreign: ForeignFlags | None = None
     """Flags of another program that this section hands through."""
+    read_by: Collection[str] | None = ()
+    """Names of the distribution's plugins that read it; empty for all of them. Its flags are refused where none is chosen.
+    None: it is read whatever is chosen, as by hooks."""

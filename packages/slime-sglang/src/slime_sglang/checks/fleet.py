@@ -18,18 +18,6 @@ from slime_sglang.settings.server import both_offload, crosses_hosts, planned_tr
 from slime_sglang.settings.topology import all_gpus
 
 
-def unread_flags(settings: Settings) -> Iterator[Problem]:
-    """Refuse flags that only this engine reads, where another one is chosen; a recipe may hold such settings for both."""
-    engine = settings.rollout.rollout_engine
-    for (table, field), origin in settings.origins.items():
-        if table in ("sglang", "fleet") and origin.startswith("--"):
-            yield Problem(
-                f"{table}.{field}",
-                f"{origin} with --rollout-engine {engine}, which does not read it",
-                "--rollout-engine sglang, or not this flag",
-            )
-
-
 def gpu_problems(settings: Settings) -> Iterator[Problem]:
     """Refuse numbers of GPUs and engines that do not add up."""
     fleet = settings.section(FleetSection)

@@ -1,0 +1,123 @@
+"""Flags of plugins' sections that nothing reads: refused, unless some stage of the recipe chooses what does."""
+
+from __future__ import annotations
+
+import importlib_metadata
+import pytest
+from slime_core.checks.settings import check_stages
+from slime_core.checks.unread_flags import unread_flags
+from slime_core.config.load import load_stages
+from slime_core.plugins.registry import Registry
+
+RECIPE = """
+[model]
+hf_checkpoint = "m"
+[data]
+prompt_data = "p"
+[rollout]
+rollout_batch_size = 4
+rollout_max_response_len = 8
+[reward]
+rm_type = "exact"
+"""
+#: Three sections: one that every plugin of the distribution reads, one that only a tracker does, and one that hooks read.
+HOOKS = """
+from slime_core.config.base import SectionModel
+from slime_core.plugins.hooks import Section, hookimpl
+class Acme(SectionModel):
+    size: int = 3
+class Board(SectionModel):
+    team: str = "us"
+class Always(SectionModel):
+    more: bool = False
+@hookimpl
+def slime_config_sections():
+    return [
+        Section("acme", Acme), Section("board", Board, read_by=["board"]), Section("always", Always, read_by=None)
+    ]
+def exact(sample): return 0.0
+def board(build): pass
+"""
+POINTS = (
+    "[slime]\nacme = acme_h\n[slime.rewards]\nexact = acme_h:exact\n[slime.trackers]\nboard = acme_h:board\n"
+)
+#: Another distribution, with what a recipe chooses where it says nothing.
+OTHER = "[slime.rewards]\nother = acme_h:exact\n" + "".join(
+    f"[slime.{group}]\n{name} = acme_h:board\n"
+    for group, name in (
+        ("engines", "torch"), ("trainers", "megatron"), ("tokenizers", "hf"), ("advantages", "grpo"),
+        ("reducers", "sample-mean"),
+    )
+)  # fmt: skip
+
+
+@pytest.fixture
+def unread(install, site, tmp_path):
+    """Return what is told of flags beside the recipe, and another of the text `more`."""
+    install("acme", POINTS, acme_h=HOOKS)
+    install("other", OTHER)
+    points = [p for d in importlib_metadata.distributions(path=[str(site)]) for p in d.entry_points]
+    points += [p for p in importlib_metadata.entry_points() if p.dist.name == "slime-core"]
+    registry = Registry(points)
+
+    def told(*flags: str, more: str = "", check=unread_flags, **options) -> list[str]:
+        for name, text in (("r.toml", RECIPE), ("more.toml", more)):
+            (tmp_path / name).write_text(text)
+        recipes = [str(tmp_path / "r.toml"), str(tmp_path / "more.toml")]
+        stages = load_stages(recipes, list(flags), registry=registry)
+        given = [stage.beforehand for stage in stages] if check is unread_flags else stages
+        return [str(problem) for problem in check(given, registry, **options)]
+
+    return told
+
+
+def test_a_flag_of_a_plugin_that_is_not_chosen_is_refused_with_what_would_read_it(unread):
+    assert unread("--acme-size", "4") == []
+    assert unread("--rm-type", "other", "--acme-size", "4") == [
+        "acme.size: found --acme-size, which nothing that is chosen reads; wanted --rm-type exact, --tracker board, or not "
+        "this flag"
+    ]
+    assert unread("--rm-type", "other", "--tracker", "board", "--acme-size", "4") == []
+
+
+def test_a_section_may_belong_to_some_of_the_plugins_or_to_hooks(unread):
+    assert unread("--board-team", "them") == [
+        "board.team: found --board-team, which nothing that is chosen reads; wanted --tracker board, or not this flag"
+    ]
+    assert unread("--tracker", "board", "--board-team", "them") == []
+    assert unread("--rm-type", "other", "--always-more") == []
+
+
+def test_recipes_may_hold_settings_for_others(unread):
+    assert unread("--rm-type", "other", more="[acme]\nsize = 4\n[board]\nteam = 'them'\n") == []
+    (told,) = unread("--rm-type", "other", "--set", "acme.size=4")
+    assert told.startswith("acme.size: found --set acme.size, which nothing")
+
+
+def test_what_may_be_made_of_a_plugin_may_read_its_section(unread):
+    assert unread("--tracker", "acme_h:board", "--board-team", "them") == []
+    assert len(unread("--rollout-engine", "acme_h:board", "--board-team", "them")) == 1
+
+
+def test_one_stage_that_reads_a_flag_is_enough(unread):
+    flags = ("--board-team", "them")
+    stages = "[stage.a]\nrun.num_rollout = 1\n[stage.b]\nrun.num_rollout = 1\n"
+    assert len(unread(*flags, more=stages)) == 1
+    stages += "run.tracker = ['board']\n"
+    assert unread(*flags, more=stages) == []
+    assert unread("--set", "stage.b.board.team=them", more=stages) == []
+    (told,) = unread("--set", "stage.a.board.team=them", more=stages)
+    assert told.startswith("board.team: found --set stage.a.board.team, which nothing")
+
+
+def test_beside_a_name_that_is_not_there_nothing_is_said_of_flags(unread):
+    assert unread("--rm-type", "exat", "--board-team", "them") == []
+
+
+def test_flags_that_were_translated_are_left_alone(unread):
+    def about_flags(**options) -> list[str]:
+        told = unread("--num-rollout", "1", "--board-team", "them", check=check_stages, **options)
+        return [problem for problem in told if problem.startswith("board.")]
+
+    assert len(about_flags()) == 1
+    assert about_flags(is_translated=True) == []

@@ -1,0 +1,82 @@
+"""`unread_flags`: options given as flags that no chosen estimator, loss, reducer or reward transform takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.plugins.bind import options_of
+from slime_core.protocols import needs_of
+
+from slime_algos.section import AlgosSection
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
+    from slime_core.plugins.registry import Registry
+
+
+def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
+    """Yield the flags of `[algos]` whose values differ from the defaults and reach no function.
+
+    Imports what is chosen, torch with it, only where there is such a flag.
+    """
+    flags = {
+        name: origin
+        for name, field in AlgosSection.model_fields.items()
+        if (origin := settings.origin("algos", name)).startswith("--")
+        and getattr(settings.section(AlgosSection), name) != field.default
+    }
+    if not flags:
+        return
+    try:
+        read = _read(settings, registry)
+    except (ConfigError, PluginError):  # each is told by checks of its own
+        return
+    if read is None:
+        return
+    for name, origin in flags.items():
+        if name not in read:
+            yield Problem(
+                f"algos.{name}",
+                f"{origin}, which nothing that is chosen reads",
+                f"{_readers(name, registry)}, or not this flag",
+            )
+
+
+def _read(settings: Settings, registry: Registry) -> set[str] | None:
+    """Return the options that chosen functions are given from `[algos]`; None where that cannot be known."""
+    from slime_core.run.assemble import algorithm
+
+    made = algorithm(settings, registry)
+    read: set[str] = set()
+    for function in (made.estimator, made.loss, made.value_loss, made.reducer):
+        read.update(getattr(function, "keywords", {}))
+    transform = settings.reward.custom_reward_post_process_path or made.reward_transform
+    read.update(options_of(registry.resolve("slime.reward_transforms", transform)))
+    return None if "resolve" in read else read
+
+
+def _readers(name: str, registry: Registry) -> str:
+    """Return the flags after which an option would be read, each with the functions that it may name."""
+    estimators, losses, reducers, transforms = (
+        {
+            p.name: registry.load(p)
+            for p in registry.plugins(f"slime.{group}")
+            if p.distribution == "slime-algos"
+        }
+        for group in ("advantages", "losses", "reducers", "reward_transforms")
+    )
+    of_values = options_of(losses.pop("value_loss"))
+
+    def is_read_with(estimator: Any) -> bool:
+        brought = options_of(transforms[t]) if (t := estimator.reward_transform) in transforms else {}
+        values = of_values if "values" in needs_of(estimator, {}) else {}
+        return name in options_of(estimator) or name in brought or name in values
+
+    by_flag = {
+        "--advantage-estimator": [own for own, estimator in estimators.items() if is_read_with(estimator)],
+        "--loss-type": [own for own, loss in losses.items() if name in options_of(loss)],
+        "--loss-reducer": [own for own, reducer in reducers.items() if name in options_of(reducer)],
+    }
+    return ", or ".join(f"{flag} {' or '.join(sorted(names))}" for flag, names in by_flag.items() if names)
