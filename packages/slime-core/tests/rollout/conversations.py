@@ -109,16 +109,28 @@ def _settings():
 
 
 def converse(
-    environment, engine, sample=None, *, max_new_tokens=100, context=None, tokenizer=None, **options
+    environment,
+    engine,
+    sample=None,
+    *,
+    max_new_tokens=100,
+    context=None,
+    tokenizer=None,
+    evaluation=None,
+    **options,
 ):
-    """Return the samples of one execution of `multi-turn` with an environment (module:class), its options bound as in a run."""
+    """Return the samples of one execution of `multi-turn` with an environment (module:class), its options bound as in a run.
+
+    `context` bounds prompt and response in training; `evaluation`, where given, are the fields of an evaluation's context.
+    """
     settings, registry = _settings()
     explicit = {"environment": environment, **options}
     function = resolve_function(
         settings, registry, "slime.generators", "multi-turn", where="args", explicit=explicit
     )
     generator = Generator(name="multi-turn", function=function, vocab_size=None, max_context_len=context)
-    ctx = GenerateContext(engine=engine, tokenizer=tokenizer or ByteTokenizer())
+    of_evaluation = {} if evaluation is None else {"evaluation": True, **evaluation}
+    ctx = GenerateContext(engine=engine, tokenizer=tokenizer or ByteTokenizer(), **of_evaluation)
     sample = sample or Sample(index=4, tokens=list(b"ab"))
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=7)
     return asyncio.run(generator.execute(ctx, sample, params))

@@ -124,6 +124,19 @@ def test_each_budget_ends_a_conversation_and_is_named(options, response, ended, 
     assert (record_of(sample)["ended_by"], record_of(sample)["turns"]) == (ended, turns)
 
 
+@pytest.mark.parametrize(
+    ("own", "response", "turns"), [(9, "cdef=4;", 1), (10, "cdef=4;g", 2), (None, None, 3)]
+)
+def test_an_evaluation_has_a_context_of_its_own_for_all_turns(own, response, turns):
+    options = {"environment_args": {"ends": 3}, "context": 8, "evaluation": {"max_context_len": own}}
+    (sample,) = converse(ECHO, Scripted(b"cdef", b"gh", b"i"), **options)
+    assert record_of(sample)["turns"] == turns
+    if own is None:
+        assert sample.status is Status.COMPLETED
+    else:
+        assert (sample.response, record_of(sample)["ended_by"]) == (response, "max_context_len")
+
+
 def test_an_answer_that_was_cut_off_is_scored_too():
     args = {"ends": 9, "scores": True}
     (sample,) = converse(ECHO, Scripted(b"cdef"), max_new_tokens=3, environment_args=args)

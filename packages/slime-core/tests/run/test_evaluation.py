@@ -6,11 +6,12 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from slime_core.config.sections import EvalSection, RewardSection
+from slime_core.config.sections import EvalSection, RewardSection, RolloutSection
 from slime_core.config.settings import Settings
 from slime_core.errors import RewardError
 from slime_core.rollout.group import fail
 from slime_core.rollout.user_hooks import RolloutHooks
+from slime_core.run import evaluation
 from slime_core.run.evaluation import evaluate_groups
 from slime_core.samples import Sample, Status
 
@@ -88,3 +89,44 @@ def test_sets_that_were_given_weights_count_by_them_and_others_by_their_samples(
     )
     by_name = {"short": [group(0, 1.0)], "long": [group(1, 0.0), group(2, 0.0), group(3, 0.0)]}
     assert evaluated(by_name, eval_config=str(file))[1] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize(("common", "long"), [(7, 7), (None, None)])
+def test_prompt_and_response_are_bounded_by_the_set_else_by_the_section(
+    monkeypatch, registry_of, tmp_path, common, long
+):
+    """The set `short` has 5 tokens for both: its prompt of 1 leaves 4 to the response, in one turn or several."""
+    file = tmp_path / "sets.toml"
+    text = '[[eval.datasets]]\nname = "short"\npath = "-"\nmax_context_len = 5\n'
+    file.write_text(text + '[[eval.datasets]]\nname = "long"\npath = "-"\n')
+    sections = {
+        "eval": EvalSection(eval_config=str(file), eval_max_context_len=common),
+        "rollout": RolloutSection(
+            rollout_batch_size=1, rollout_max_response_len=100, rollout_max_context_len=3
+        ),
+    }
+    groups = [
+        [Sample(index=i, tokens=[1], metadata={"source_name": name})]
+        for i, name in enumerate(("short", "long"))
+    ]
+    seen = {}
+
+    async def run_group(run, group, *, params_of, evaluation, max_context_len):
+        assert evaluation
+        seen[group[0].metadata["source_name"]] = (max_context_len, params_of(group[0]).max_new_tokens)
+        return group
+
+    monkeypatch.setattr(evaluation, "run_group", run_group)
+    run = SimpleNamespace(
+        settings=Settings(sections, {}, {}), registry=registry_of(), report=lambda *progress: None
+    )
+
+    class Source:
+        def __len__(self):
+            return len(groups)
+
+        def take(self, n):
+            return groups[:n]
+
+    asyncio.run(evaluation.evaluate(run, 0, Source()))
+    assert seen == {"short": (5, 4), "long": (long, 100 if long is None else 6)}

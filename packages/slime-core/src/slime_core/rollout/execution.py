@@ -49,7 +49,7 @@ class Generator:
         try:
             for one in samples:
                 self._check(name, one, given, prompt_ids if len(samples) == 1 and not self.is_free else None)
-                self._check_length(one, params, evaluation=context is not None and context.evaluation)
+                self._check_length(one, params, context)
             check_siblings(samples)
         except SampleError as error:
             error.add_note(f"returned by the generator {self.name} for {name}")
@@ -115,12 +115,16 @@ class Generator:
             raise SampleError(f"{self._who(name)} raised {_told(error)}") from error
 
     def _bounded(self, context: GenerateContext) -> GenerateContext:
-        """Return the context with the bound on prompt and response: the run's, which evaluations do not have, and the engine's."""
+        """Return the context with the bound on prompt and response: the run's or the evaluation's own, and the engine's."""
         if self.max_context_len is None and self.engine_context_len is None:
             return context
-        own = None if context.evaluation else self.max_context_len
-        bounds = [bound for bound in (own, self.engine_context_len) if bound is not None]
+        bounds = [bound for bound in (self._most(context), self.engine_context_len) if bound is not None]
         return dataclasses.replace(context, max_context_len=min(bounds, default=None))
+
+    def _most(self, context: GenerateContext | None) -> int | None:
+        """Return the most tokens of prompt and response by the settings: an evaluation comes with its own bound."""
+        is_evaluation = context is not None and context.evaluation
+        return context.max_context_len if is_evaluation else self.max_context_len
 
     def _check(
         self,
@@ -156,11 +160,12 @@ class Generator:
                 "`tokens`, and counts in `response_length` what it appends"
             )
 
-    def _check_length(self, sample: Sample, params: SamplingParams, *, evaluation: bool) -> None:
-        n, most = len(sample.tokens), None if evaluation else self.max_context_len
+    def _check_length(self, sample: Sample, params: SamplingParams, context: GenerateContext | None) -> None:
+        n, most = len(sample.tokens), self._most(context)
         if most is not None and n > most:
+            flag = "eval" if context is not None and context.evaluation else "rollout"
             raise SampleError(
-                f"{sample.name}: came back with {n} tokens; wanted at most rollout_max_context_len, {most}"
+                f"{sample.name}: came back with {n} tokens; wanted at most {flag}_max_context_len, {most}"
             )
         if not self.is_free and sample.generated_length > params.max_new_tokens:
             raise SampleError(

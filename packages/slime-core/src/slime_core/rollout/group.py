@@ -34,6 +34,7 @@ async def run_group(
     params_of: Callable[[Sample], SamplingParams],
     engine: Generates | None = None,
     evaluation: bool = False,
+    max_context_len: int | None = None,
 ) -> Group:
     """Generate and score the samples of one group; an execution that fans out adds its samples to the group.
 
@@ -43,12 +44,14 @@ async def run_group(
         params_of: how a sample is drawn.
         engine: what generators are given; None gives them the run's engine behind its limit, to be aborted by nobody.
         evaluation: whether it is not for training.
+        max_context_len: most tokens of prompt and response in an evaluation; in training `rollout_max_context_len` holds.
     """
     context = GenerateContext(
         engine=engine or AbortableEngine(run.engine, run.concurrency),
         tokenizer=run.tokenizer,
         capabilities=run.engine.capabilities,
         evaluation=evaluation,
+        max_context_len=max_context_len,
         services=run.services,
     )
     generator = run_generator(run)

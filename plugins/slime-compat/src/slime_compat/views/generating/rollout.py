@@ -69,6 +69,7 @@ async def generate_and_rm_group(
         params_of=lambda sample: _params(runtime, sample, sampling_params),
         engine=runtime.context.engine,
         evaluation=evaluation or runtime.context.evaluation,
+        max_context_len=runtime.context.max_context_len,
     )
     return [viewed(one) for one in made]
 
