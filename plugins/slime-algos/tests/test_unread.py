@@ -43,7 +43,7 @@ def test_a_flag_that_nothing_reads_is_refused_with_what_would(unread, flags, rea
     typed = "--set algos.dro_beta" if flags[0] == "--set" else flags[0]
     name = typed.removeprefix("--set algos.").removeprefix("--").replace("-", "_")
     assert unread(*flags) == [
-        f"algos.{name}: found {typed}, which nothing that is chosen reads; wanted {readers}, or not this flag"
+        f"algos.{name}: found {typed}, which nothing reads here; wanted {readers}, or not this flag"
     ]
 
 

@@ -74,7 +74,7 @@ def unread(install, site, tmp_path):
 def test_a_flag_of_a_plugin_that_is_not_chosen_is_refused_with_what_would_read_it(unread):
     assert unread("--acme-size", "4") == []
     assert unread("--rm-type", "other", "--acme-size", "4") == [
-        "acme.size: found --acme-size, which nothing that is chosen reads; wanted --rm-type exact, --tracker board, or not "
+        "acme.size: found --acme-size, which nothing reads here; wanted --rm-type exact, --tracker board, or not "
         "this flag"
     ]
     assert unread("--rm-type", "other", "--tracker", "board", "--acme-size", "4") == []
@@ -82,7 +82,7 @@ def test_a_flag_of_a_plugin_that_is_not_chosen_is_refused_with_what_would_read_i
 
 def test_a_section_may_belong_to_some_of_the_plugins_or_to_hooks(unread):
     assert unread("--board-team", "them") == [
-        "board.team: found --board-team, which nothing that is chosen reads; wanted --tracker board, or not this flag"
+        "board.team: found --board-team, which nothing reads here; wanted --tracker board, or not this flag"
     ]
     assert unread("--tracker", "board", "--board-team", "them") == []
     assert unread("--rm-type", "other", "--always-more") == []
@@ -121,3 +121,36 @@ def test_flags_that_were_translated_are_left_alone(unread):
 
     assert len(about_flags()) == 1
     assert about_flags(is_translated=True) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted", "beside"),
+    [
+        (
+            ("--max-turns", "3"),
+            "--custom-generate-function-path multi-turn, or another generator of several turns",
+            ("--custom-generate-function-path", "multi-turn"),
+        ),
+        (("--max-staleness-policy", "drop"), "--loop fully-async", ("--loop", "fully-async")),
+        (("--mask-offpolicy-in-partial-rollout",), "--partial-rollout", ("--partial-rollout",)),
+        (("--overlong-penalty-factor", "0.5"), "--overlong-buffer-len", ("--overlong-buffer-len", "4")),
+        (
+            ("--tis-args", '{"a": 1}'),
+            "--custom-tis-function-path",
+            ("--custom-tis-function-path", "json:dumps"),
+        ),
+        (
+            ("--update-weight-delta-encoding", "overwrite"),
+            "--update-weight-mode delta",
+            ("--update-weight-mode", "delta"),
+        ),
+    ],
+)
+def test_settings_of_core_that_are_read_beside_others_are_refused_without_them(unread, flags, wanted, beside):
+    (told,) = unread(*flags)
+    assert told.endswith(f": found {flags[0]}, which nothing reads here; wanted {wanted}, or not this flag")
+    assert unread(*flags, *beside) == []
+
+
+def test_what_is_the_default_may_be_said(unread):
+    assert unread("--max-staleness-policy", "wait", "--no-mask-offpolicy-in-partial-rollout") == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from slime_megatron.settings import checks, megatron_flags, parallel_checks
 from slime_megatron.settings.megatron_flags import known_flags
 from slime_megatron.settings.section import CAPABILITIES, MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
+from slime_megatron.settings.unread_flags import unread_flags
 
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
@@ -61,6 +62,12 @@ def slime_check_config(settings: Settings, registry: Registry) -> list[Problem]:
         ),
         *checks.old_actor_problems(run, train, settings.rollout, settings.section(RolesSection)),
     ]
+
+
+@hookimpl
+def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:
+    """Return the flags that nothing reads, where this trainer is chosen."""
+    return unread_flags(settings, registry) if settings.train.train_backend in _OURS else ()
 
 
 @hookimpl

@@ -39,7 +39,7 @@ def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
         if name not in read:
             yield Problem(
                 f"algos.{name}",
-                f"{origin}, which nothing that is chosen reads",
+                f"{origin}, which nothing reads here",
                 f"{_readers(name, registry)}, or not this flag",
             )
 

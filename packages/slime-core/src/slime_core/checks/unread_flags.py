@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import importlib_metadata
 
@@ -13,6 +13,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, Problem
 from slime_core.plugins.hooks import Section
 from slime_core.plugins.registry import Plugin, Registry
+from slime_core.weights.sync import wanted_transport
 
 #: What chooses a plugin of a group, for messages.
 _FLAGS = {
@@ -54,6 +55,7 @@ def _of_one_run(settings: Settings, registry: Registry) -> Iterator[Problem]:
             return  # a function that was written for another system is handed all settings
     except PluginError:  # which is told by itself, and may be what would read them
         return
+    yield from _of_core(settings, plugins)
     sections = {s.name: s for added in registry.hooks.slime_config_sections() for s in added}
     for table, field in typed:
         section = sections.get(table)
@@ -65,11 +67,72 @@ def _of_one_run(settings: Settings, registry: Registry) -> Iterator[Problem]:
         if readers and not any(_may_be_one(plugin, readers) for plugin in plugins):
             yield Problem(
                 f"{table}.{field}",
-                f"{settings.origin(table, field)}, which nothing that is chosen reads",
+                f"{settings.origin(table, field)}, which nothing reads here",
                 f"{_choices(readers)}, or not this flag",
             )
     for problems in registry.hooks.slime_check_flags(settings=settings, registry=registry):
         yield from problems
+
+
+def unread_without(
+    settings: Settings, table: str, fields: Iterable[str], *, wanted: str
+) -> Iterator[Problem]:
+    """Yield the flags among some settings that say something else than the defaults; nothing reads them without `wanted`."""
+    section = settings.sections[table]
+    for field in fields:
+        origin, default = settings.origin(table, field), type(section).model_fields[field].get_default()
+        if origin.startswith("--") and getattr(section, field) != default:
+            yield Problem(
+                f"{table}.{field}", f"{origin}, which nothing reads here", f"{wanted}, or not this flag"
+            )
+
+
+def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]:
+    """Yield flags of core's own sections that are read only beside other settings."""
+    rollout, train = settings.rollout, settings.train
+    generators = {plugin.qualified for plugin in plugins if plugin.group == "slime.generators"}
+    loop = {plugin.qualified for plugin in plugins if plugin.group == "slime.loops"}
+    for is_read, table, fields, wanted in (
+        (
+            generators != {"slime-core/single-turn"},
+            "environment",
+            [field for field in type(settings.environment).model_fields if field != "environment"],
+            "--custom-generate-function-path multi-turn, or another generator of several turns",
+        ),
+        (
+            not loop & {"slime-core/sync", "slime-core/one-step-off", "slime-core/rollout-only"},
+            "rollout",
+            ["max_staleness_policy"],
+            "--loop fully-async",
+        ),
+        (rollout.partial_rollout, "rollout", ["mask_offpolicy_in_partial_rollout"], "--partial-rollout"),
+        (
+            (wanted_transport(train) or "disk").startswith("disk"),  # nothing leaves the choice to the engine
+            "train",
+            ["update_weight_disk_keep_files"],
+            "--update-weight-transport disk",
+        ),
+        (
+            train.update_weight_mode == "delta",
+            "train",
+            ["update_weight_delta_encoding"],
+            "--update-weight-mode delta",
+        ),
+        (
+            settings.reward.overlong_buffer_len is not None,
+            "reward",
+            ["overlong_penalty_factor"],
+            "--overlong-buffer-len",
+        ),
+        (
+            settings.algorithm.custom_tis_function_path is not None,
+            "algorithm",
+            ["tis_args"],
+            "--custom-tis-function-path",
+        ),
+    ):
+        if not is_read:
+            yield from unread_without(settings, table, fields, wanted=wanted)
 
 
 def _reads(plugin: Plugin, section: Section) -> bool:
