@@ -123,8 +123,9 @@ class Generator:
 
     def _most(self, context: GenerateContext | None) -> int | None:
         """Return the most tokens of prompt and response by the settings: an evaluation comes with its own bound."""
-        is_evaluation = context is not None and context.evaluation
-        return context.max_context_len if is_evaluation else self.max_context_len
+        if context is None or not context.evaluation:
+            return self.max_context_len
+        return context.max_context_len
 
     def _check(
         self,
