@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from slime_core.protocols import MULTI_TURN
-from slime_core.run.metrics import has_repetition, request_metrics, rollout_metrics
+from slime_core.run.metrics import evaluation_metrics, has_repetition, request_metrics, rollout_metrics
 from slime_core.samples import Sample
 
 
@@ -58,6 +58,20 @@ def test_pass_rates_of_training_are_means_over_groups_of_the_unbiased_estimate()
     found = rollout_metrics(groups, reward_key=None, drops=Counter())
     rates = {name: value for name, value in found.items() if name.startswith("passrate/")}
     assert rates == pytest.approx({"passrate/pass@1": 0.5, "passrate/pass@2": 0.75, "passrate/pass@4": 1.0})
+
+
+def test_an_execution_of_several_samples_is_one_attempt_that_its_last_trained_sample_decides():
+    """Two attempts: the first in two branches, the last of them right; the second wrong, beside a baseline that is right."""
+    first = [scored(0, rollout_id=7), scored(1, rollout_id=7)]
+    second = [scored(0, rollout_id=8), scored(1, rollout_id=8, remove_sample=True)]
+    found = rollout_metrics([[*first, *second]], reward_key=None, drops=Counter())
+    rates = {name: value for name, value in found.items() if name.startswith("passrate/")}
+    assert rates == {"passrate/pass@1": 0.5, "passrate/pass@2": 1.0}
+    told = evaluation_metrics(
+        "e", [[*first, *second], [scored(1), scored(1)]], reward_key=None, threshold=1.0
+    )
+    assert (told["eval/e"], told["eval/e-pass@1"], told["eval/e-pass@2"]) == (0.75, 0.75, 1.0)
+    assert "eval/e-pass@4" not in told
 
 
 def test_a_long_end_that_compresses_to_less_than_a_tenth_is_repetition():

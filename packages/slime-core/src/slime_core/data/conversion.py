@@ -45,7 +45,8 @@ def converted(function: Callable[..., Any], settings: Any, samples: Sequence[Sam
     response), `response_lengths` and `sample_indices` (of the sample that it is made of, which says prompt group and weights), and
     what it wants of `loss_masks`, `rollout_log_probs`, `teacher_log_probs` (lists of response_length), `rewards` (credited as
     they are), `raw_reward`, `truncated`, `rollout_ids` (rows with one number count once) and `metadata` (for the loss). A
-    column that is left out is that of the sample, where the response is as long.
+    column that is left out is that of the sample, where the response is as long; of samples that one execution fanned out into,
+    that of the one with the same tokens.
 
     Args:
         function: the user's.
@@ -60,9 +61,12 @@ def converted(function: Callable[..., Any], settings: Any, samples: Sequence[Sam
     except Exception as error:
         raise SampleError(f"{_WHO} raised {type(error).__name__}: {error}") from error
     _check(data)
-    by_index = {sample.index: sample for sample in samples}
+    by_index: dict[int | None, list[Sample]] = {}
+    for sample in samples:
+        by_index.setdefault(sample.index, []).append(sample)
     rows = [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
-    made = [_row(row, by_index, number) for number, row in enumerate(rows)]
+    taken: set[int] = set()
+    made = [_row(row, _source(row, by_index, number, taken), number) for number, row in enumerate(rows)]
     rewards = data.get("rewards")
     if rewards is None:
         return Converted(made, None)
@@ -91,14 +95,31 @@ def _check(data: Any) -> None:
         )
 
 
-def _row(row: Mapping[str, Any], by_index: Mapping[int | None, Sample], number: int) -> Sample:
-    """Return the sample of one row."""
+def _source(
+    row: Mapping[str, Any], by_index: Mapping[int | None, list[Sample]], number: int, taken: set[int]
+) -> Sample:
+    """Return the sample that a row is made of; of several that one execution fanned out into, the next with its tokens."""
     index = int(row["sample_indices"])
     if index not in by_index:
         raise SampleError(
             f"{_WHO} returned the sample index {index}, of no sample of the step; wanted one that it was given"
         )
-    of = by_index[index]
+    siblings = by_index[index]
+    if len(siblings) == 1:
+        return siblings[0]
+    fitting = [one for one in siblings if list(one.tokens) == list(row["tokens"])]
+    if not fitting:
+        raise SampleError(
+            f"{_WHO} returned in row {number} the sample index {index}, which {len(siblings)} samples of one execution share, and "
+            "tokens of none of them; wanted the tokens of the one that it is made of"
+        )
+    of = next((one for one in fitting if id(one) not in taken), fitting[0])
+    taken.add(id(of))
+    return of
+
+
+def _row(row: Mapping[str, Any], of: Sample, number: int) -> Sample:
+    """Return the sample of one row."""
     length = int(row["response_lengths"])
     same = length == of.response_length
     changes: dict[str, Any] = {

@@ -28,7 +28,8 @@ def group_norm(
         std_ddof: 1 for the unbiased variance (torch's), 0 for the population's (numpy's).
         std_eps: added to the standard deviation.
         std_over_batch: take the standard deviation of all rewards of the step, not of the group's.
-        leave_one_out: take the mean of the *other* rewards of the group as the baseline.
+        leave_one_out: take the mean of the *other* rewards of the group as the baseline; samples that one execution fanned
+            out into are others to each other.
 
     Returns:
         [N] float64.

@@ -12,7 +12,7 @@ from slime_core.errors import DataError, RewardError, SampleError
 from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
 from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.group import failure_of, run_group
-from slime_core.run.metrics import evaluation_metrics
+from slime_core.run.metrics import evaluation_metrics, outcomes
 from slime_core.samples import Group, Sample, Status
 
 
@@ -36,8 +36,8 @@ async def evaluate_groups(
         function: that has them generated, a user's; `evaluate` when not given.
 
     Returns:
-        `eval/*` metrics by evaluation set, and the share of samples of all sets that reach
-        `eval_pass_threshold`, between 0 and 1.
+        `eval/*` metrics by evaluation set, and the share of all sets' executions that reach `eval_pass_threshold`,
+        between 0 and 1.
 
     Raises:
         SampleError: the function returned something else than groups of samples by the name of their set.
@@ -80,11 +80,11 @@ def _without_failed(
 
 
 def _accuracy(run: RolloutRun, by_name: Mapping[str, Sequence[Group]], key: str | None) -> float:
-    """Return the share of samples that are solved: of all, or where sets have weights the weighted mean of the sets'."""
+    """Return the share of executions that are solved: of all, or where sets have weights the weighted mean of the sets'."""
     threshold = run.settings.eval.eval_pass_threshold
     rates, sizes = {}, {}
     for name, groups in by_name.items():
-        solved = [sample.reward_value(key) >= threshold for group in groups for sample in group]
+        solved = [one.reward_value(key) >= threshold for group in groups for one in outcomes(group)]
         rates[name], sizes[name] = sum(solved) / len(solved), len(solved)
     sets = {} if run.settings.eval.eval_config is None else eval_sets(run.settings, run.registry)
     given = {name: sets[name].weight if name in sets else None for name in rates}

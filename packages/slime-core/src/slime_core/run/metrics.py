@@ -29,7 +29,7 @@ def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: C
         "rollout/repetition_frac": float(np.mean([has_repetition(s.response) for s in samples])),
         "rollout/samples": float(len(samples)),
     }
-    solved = [[sample.reward_value(reward_key) == 1 for sample in group] for group in groups]
+    solved = [[one.reward_value(reward_key) == 1 for one in outcomes(group)] for group in groups]
     metrics |= {f"passrate/{name}": value for name, value in pass_rates(solved).items()}
     for group in groups:
         values = {sample.reward_value(reward_key) for sample in group}
@@ -171,6 +171,19 @@ def pass_at_k(n: int, solved: int, k: int) -> float:
     return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
 
 
+def outcomes(group: Group) -> list[Sample]:
+    """Return the sample of each execution that says how it came out: the last turn, branch or role of those that are trained on.
+
+    An execution that fans out into several samples is one attempt at its prompt, however many there are.
+    """
+    found: dict[tuple[bool, int], Sample] = {}
+    for number, sample in enumerate(group):
+        key = (False, number) if sample.rollout_id is None else (True, sample.rollout_id)
+        if key not in found or not sample.remove_sample:
+            found[key] = sample
+    return list(found.values())
+
+
 def pass_rates(solved: Sequence[Sequence[bool]]) -> Metrics:
     """Return `pass@k`, mean over groups, for powers of two up to the size of the smallest group."""
     n, metrics, k = min(map(len, solved)), Metrics(), 1
@@ -192,10 +205,10 @@ def has_repetition(text: str) -> bool:
 def evaluation_metrics(
     name: str, groups: Iterable[Group], *, reward_key: str | None, threshold: float
 ) -> Metrics:
-    """Return `eval/*` metrics of one evaluation set: mean reward, pass@k for powers of two, lengths."""
+    """Return `eval/*` metrics of one evaluation set: mean reward and pass@k, by executions (`outcomes`); lengths, by samples."""
     filled = [group for group in groups if group]
     samples = [sample for group in filled for sample in group]
-    rewards = [[sample.reward_value(reward_key) for sample in group] for group in filled]
+    rewards = [[one.reward_value(reward_key) for one in outcomes(group)] for group in filled]
     metrics: Metrics = {
         f"eval/{name}": float(np.mean([value for values in rewards for value in values])),
         f"eval/{name}/response_len/mean": float(np.mean([s.response_length for s in samples])),
