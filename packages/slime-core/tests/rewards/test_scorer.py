@@ -42,6 +42,21 @@ def test_a_row_chooses_its_reward_before_the_run_and_the_sample_before_its_row()
     assert [r.score for r in scored({"length": 1.0}, [run, row, sample])] == [1.0, 7.0, 8.0]
 
 
+@pytest.mark.parametrize(
+    ("sample", "is_asked"),
+    [
+        (Sample(), False),
+        (Sample(reward=1.0), False),
+        (Sample(reward=1.0, custom_rm_path="length"), True),
+        (Sample(metadata={"rm_type": "length"}), True),
+        (Sample(reward=1.0, metadata={"rm_type": "length"}), False),  # its generator gave one
+    ],
+)
+def test_without_a_reward_of_the_run_that_of_a_sample_is_asked(sample, is_asked):
+    assert Scorer({}, pool_of=pool_of).asks(sample) is is_asked
+    assert Scorer({"length": 1.0}, pool_of=pool_of).asks(sample)
+
+
 def test_a_forced_reward_is_chosen_before_the_row_and_after_the_sample():
     row = Sample(response="7", metadata={"rm_type": "returned"})
     sample = Sample(response="7", custom_rm_path="returned")

@@ -171,7 +171,7 @@ def test_a_group_that_is_scored_while_requests_are_ended_is_decided_on_and_not_g
             return failure_of(group)
 
     prompts = Scored(lambda seed: 1)
-    prompts.scorer = object()
+    prompts.scorer = SimpleNamespace(asks=lambda sample: True)
     admission = Bounded(max_staleness=1, in_completion_order=True)
     driving = drive(prompts, admission, steps=8, mode="continue")
     (batches, _, dispatcher), _ = run_in_virtual_time(driving)

@@ -71,8 +71,8 @@ def test_tokens_that_are_masked_as_off_policy_still_count_for_the_budget():
     assert sum(again.loss_mask) == sum(whole.loss_mask) - 5
 
 
-def whole_run(*flags):
-    """Run two steps over the table of letters; returns the rows of metrics and the samples of the last step."""
+def whole_run(*flags, file="step_000002.jsonl"):
+    """Run two steps over the table of letters; returns the rows of metrics and the samples of a file, the last step's."""
     registry = Registry()
 
     async def use(run):
@@ -85,7 +85,7 @@ def whole_run(*flags):
             await run.close()
         folder = run.run_dir.path
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return rows, list(read_records(folder / "rollouts/step_000002.jsonl"))
+        return rows, list(read_records(folder / "rollouts" / file))
 
     chosen = ("--custom-generate-function-path", "multi-turn", "--environment", f"{MODULE}:Letters")
     with tabular_settings(registry, *chosen, *flags) as settings:
@@ -116,6 +116,31 @@ def test_the_environments_reward_is_the_samples_where_no_other_is_chosen():
     ended = {name: value for name, value in last.items() if "ended_by" in name}
     assert sum(ended.values()) == pytest.approx(1.0)
     assert last["perf/non_generation_time/mean"] > 0
+
+
+def test_an_evaluation_set_has_its_own_reward_where_training_has_the_environments(tmp_path, monkeypatch):
+    (tmp_path / "own_lengths.py").write_text(
+        "async def length(sample):\n    return float(len(sample.response))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "two.jsonl").write_text('{"input": "a", "label": "x"}\n{"input": "b", "label": "x"}\n')
+    sets = f'[[eval.datasets]]\nname = "lengths"\npath = "{tmp_path}/two.jsonl"\n'
+    sets += 'custom_rm_path = "own_lengths:length"\n'
+    (tmp_path / "sets.toml").write_text(
+        sets + f'[[eval.datasets]]\nname = "own"\npath = "{tmp_path}/two.jsonl"\n'
+    )
+    flags = ("--rm-type", "none", "--environment-args", json.dumps({"ends": 2, "scores": True}))
+    flags += ("--eval-interval", "2", "--skip-eval-before-train", "--eval-config", f"{tmp_path}/sets.toml")
+    _, samples = whole_run(*flags, file="eval_step_000002.jsonl")
+    by_set = {
+        name: [one for one in samples if one["metadata"]["source_name"] == name]
+        for name in ("lengths", "own")
+    }
+    assert [one["reward"] for one in by_set["lengths"]] == [len(one["response"]) for one in by_set["lengths"]]
+    assert [one["reward"] for one in by_set["own"]] == [
+        one["metadata"]["multi_turn"]["reward"] for one in by_set["own"]
+    ]
+    assert all(by_set.values())
 
 
 @pytest.mark.parametrize("environment", ["Letters", "ForgetfulLetters"])

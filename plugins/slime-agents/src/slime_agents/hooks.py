@@ -49,6 +49,9 @@ def _wrong_tools(section: AgentsSection, settings: Settings, registry: Registry)
     if not section.tools:
         return [Problem("agents.tools", "none", "a table for each tool: [agents.tools.NAME]")]
     ToolLoop(settings=section, resolve=partial(resolve_function, settings, registry))
+    if not _chosen_reward(settings):
+        told = "give --rm-type, --custom-rm-path or --rm-weights"
+        return [Problem("reward.rm_type", "nothing, with the generator tool-loop", "a reward", told)]
     return []
 
 
@@ -56,8 +59,7 @@ def _wrong_agent(section: AgentsSection, settings: Settings, registry: Registry)
     from slime_agents.endpoints.agent import Agent
 
     Agent(settings=section, resolve=partial(resolve_function, settings, registry))
-    reward = settings.reward
-    chosen = reward.custom_rm_path or reward.rm_type or ", ".join(reward.rm_weights)
+    chosen = _chosen_reward(settings)
     if section.reward != "plugin" and chosen:
         told = "a session has one reward; leave one of the two out"
         return [Problem("agents.reward", f"{section.reward!r}, and the reward {chosen}", "one of them", told)]
@@ -70,8 +72,19 @@ def _wrong_agent(section: AgentsSection, settings: Settings, registry: Registry)
 def _wrong_roles(section: AgentsSection, settings: Settings, registry: Registry) -> list[Problem]:
     from slime_agents.roles.table import read_roles
 
-    read_roles(section.roles)
+    without = [role.name for role in read_roles(section.roles) if role.reward is None]
+    if without and not _chosen_reward(settings):
+        found = f"no reward for {', '.join(without)}, and none of the run"
+        return [
+            Problem("agents.roles", found, "a reward for each role", "set its `reward`, or give --rm-type")
+        ]
     return []
+
+
+def _chosen_reward(settings: Settings) -> str:
+    """Return the names of the run's rewards; nothing where it has none."""
+    reward = settings.reward
+    return reward.custom_rm_path or reward.rm_type or ", ".join(reward.rm_weights)
 
 
 _CHECKS = {"tool-loop": _wrong_tools, "agent": _wrong_agent, "roles": _wrong_roles}

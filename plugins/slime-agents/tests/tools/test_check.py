@@ -18,7 +18,8 @@ def registry():
 def problems(registry, tmp_path, text, *flags, generator="tool-loop"):
     recipe = tmp_path / "r.toml"
     recipe.write_text(text)
-    words = [*SIZES, "--custom-generate-function-path", generator, *flags]
+    reward = ["--rm-type", "exact"] if generator == "tool-loop" and "--rm-type" not in flags else []
+    words = [*SIZES, "--custom-generate-function-path", generator, *reward, *flags]
     settings = load_settings([recipe], words, registry=registry)
     return [str(problem) for problem in slime_check_config(settings, registry)]
 
@@ -81,3 +82,17 @@ def test_a_tool_loop_without_tools_or_with_rendered_prompts_is_refused(registry,
 def test_a_wrong_agent_is_refused_by_name(registry, tmp_path, text, told):
     (problem,) = problems(registry, tmp_path, text, generator="agent")
     assert told in problem
+
+
+def test_samples_of_tools_and_roles_need_a_reward_of_their_own_or_of_the_run(registry, tmp_path):
+    (told,) = problems(registry, tmp_path, RIGHT, "--rm-type", "none")
+    assert told.startswith("reward.rm_type: found nothing, with the generator tool-loop; wanted a reward")
+    solver = '[[agents.roles]]\nname = "solver"\nprompt = "{task}"\n'
+    checker = '[[agents.roles]]\nname = "checker"\nprompt = "{solver}"\nreward = "math"\n'
+    (told,) = problems(registry, tmp_path, solver + checker, generator="roles")
+    assert told.startswith(
+        "agents.roles: found no reward for solver, and none of the run; wanted a reward for each"
+    )
+    assert problems(registry, tmp_path, solver + checker, "--rm-type", "math", generator="roles") == []
+    own = solver + 'reward = "math"\n' + checker
+    assert problems(registry, tmp_path, own, generator="roles") == []

@@ -144,9 +144,9 @@ def _memory(
 
 async def _gold(console: Console, settings: Settings, registry: Registry, samples: list[Sample]) -> None:
     """Say whether the reward gives each label, written as an answer, full marks."""
-    labelled = [sample for sample in samples if sample.label is not None]
     pool = make_scorer(settings, registry)
-    if pool is None or not labelled:
+    labelled = [sample for sample in samples if sample.label is not None and pool.asks(sample)]
+    if not labelled:
         return
     if names := {name for _, name in wanted_models(settings)}:
         console.print(

@@ -15,11 +15,11 @@ from slime_core.samples import Sample, Status
 
 
 async def check_reward_keys(
-    settings: Settings, make_scorer: Callable[[], Scorer | None], prompts: Iterable[Sample]
+    settings: Settings, make_scorer: Callable[[], Scorer], prompts: Iterable[Sample]
 ) -> None:
     """Score one prompt's label as if it were the response, and see whether `reward_key` and `eval_reward_key` are there.
 
-    Nothing is called where neither is given, where no prompt has a label, or where the run itself serves what the reward
+    Nothing is called where neither is given, where no prompt that a reward is asked about has a label, or where the run itself serves what the reward
     asks. A reward that fails tells nothing here.
 
     Raises:
@@ -30,8 +30,9 @@ async def check_reward_keys(
     given = {name: key for name, key in keys.items() if key is not None}
     if not given or wanted_models(settings):
         return
-    labelled = next((sample for sample in prompts if sample.label is not None), None)
-    if labelled is None or (scorer := make_scorer()) is None:
+    scorer = make_scorer()
+    labelled = next((one for one in prompts if one.label is not None and scorer.asks(one)), None)
+    if labelled is None:
         return
     sample = dataclasses.replace(
         labelled, index=0, group_index=0, response=labelled.label or "", status=Status.COMPLETED

@@ -22,7 +22,8 @@ class Scorer:
 
     Args:
         weights: the run's rewards, by name, and the weight of each in the score. One with weight 1 is that
-            reward itself; several give a dict with their weighted sum as `score` beside each one's score.
+            reward itself; several give a dict with their weighted sum as `score` beside each one's score. Without any,
+            rewards come from the generator, or from those that samples choose.
         pool_of: builds the pool of a reward; raises PluginError for a name that is not installed.
         forced: whether the run's reward takes the place of `metadata["rm_type"]`, as `--custom-rm-path` does.
     """
@@ -50,8 +51,17 @@ class Scorer:
             await self.close()
             raise
 
+    def asks(self, sample: Sample) -> bool:
+        """Return whether a reward is asked about a sample: the run's, or where it has none the sample's own.
+
+        Where the run has none, a name in `metadata["rm_type"]` counts only if the generator gave no reward.
+        """
+        if self._weights or sample.custom_rm_path is not None:
+            return True
+        return sample.reward is None and sample.metadata.get("rm_type") is not None
+
     async def score(self, sample: Sample) -> Result:
-        """Score one sample."""
+        """Score one sample, about which a reward is asked (`asks`)."""
         try:
             weights = self._weights_of(self._own(sample))
             pools = [self._ready.get(reference) or await self._start(reference) for reference in weights]

@@ -66,7 +66,9 @@ async def run_group(
         return samples
     if run.scorer is not None:
         unscored = [
-            one for one in samples if one.reward is None or not generator_of(run, one, generator).is_free
+            one
+            for one in samples
+            if run.scorer.asks(one) and (one.reward is None or not generator_of(run, one, generator).is_free)
         ]
         if unscored:
             await run.score(samples if run.settings.reward.group_rm else unscored, evaluation=evaluation)

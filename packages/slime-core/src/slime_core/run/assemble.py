@@ -135,11 +135,9 @@ def make_scorer(
     registry: Registry,
     *,
     workers_of: Callable[[Setup, int], RewardWorkers] | None = None,
-) -> Scorer | None:
-    """Return the `Scorer` of the chosen rewards, with workers where a launcher has them; None when none is chosen."""
+) -> Scorer:
+    """Return the `Scorer` of the chosen rewards, if any, and of those that samples choose; with workers where a launcher has them."""
     section, picked = settings.reward, choices(settings)
-    if not picked.rewards:
-        return None
     return Scorer(
         picked.rewards,
         pool_of=functools.partial(reward_pool, settings, registry, workers_of=workers_of),

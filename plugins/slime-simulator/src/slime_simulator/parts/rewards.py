@@ -18,6 +18,10 @@ class SimulatedRewards:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
+    def asks(self, sample: Sample) -> bool:
+        """Return True: every sample is scored."""
+        return True
+
     async def score(self, sample: Sample) -> Reward:
         """Score one sample."""
         if self._seconds:

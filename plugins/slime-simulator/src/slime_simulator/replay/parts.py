@@ -110,6 +110,10 @@ class ReplayedEngine(NoEngine):
             weight_version=version,
         )
 
+    def asks(self, sample: Sample) -> bool:
+        """Return True: every sample is scored."""
+        return True
+
     async def score(self, sample: Sample) -> Result:
         """Score a sample: at once behind its generation, else when its group, generated before, was finished again."""
         group = sample.group_index or 0
