@@ -105,6 +105,22 @@ def eval_sets(settings: Settings, registry: Registry) -> dict[str, EvalSet]:
     return sets
 
 
+def set_of(metadata: Mapping[str, Any], sets: Mapping[str, EvalSet]) -> EvalSet:
+    """Return the evaluation set that the metadata of a sample names; one that says nothing where it names none of `sets`."""
+    return sets.get(str(metadata.get("source_name")), EvalSet(path="-"))
+
+
+def longest_response(own: EvalSet, settings: Settings) -> int:
+    """Return the most tokens of a response to a prompt of an evaluation set, by the settings."""
+    given = own.max_response_len or settings.eval.eval_max_response_len
+    return settings.rollout.rollout_max_response_len if given is None else given
+
+
+def longest_context(own: EvalSet, settings: Settings) -> int | None:
+    """Return the most tokens of prompt and response of an evaluation set, by the settings; None for what the engine takes."""
+    return own.max_context_len or settings.eval.eval_max_context_len
+
+
 def has_sets(section: EvalSection) -> bool:
     """Return whether settings name evaluation sets in files."""
     return bool(section.eval_prompt_data) or section.eval_config is not None

@@ -66,7 +66,12 @@ def _context(build: BuildContext) -> Iterator[Problem]:
     for where, length, most in (
         ("rollout.rollout_max_context_len", context, limit),
         ("rollout.rollout_max_response_len", longest if context is None else None, limit - 1),
-        ("eval.eval_max_response_len", evaluation.eval_max_response_len, limit - 1),
+        ("eval.eval_max_context_len", evaluation.eval_max_context_len, limit),
+        (
+            "eval.eval_max_response_len",
+            evaluation.eval_max_response_len if evaluation.eval_max_context_len is None else None,
+            limit - 1,
+        ),
     ):
         if length is not None and length > most:
             found = f"{length} with a context of {limit} tokens (the model's, or the engine's own limit)"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import choices
-from slime_core.config.eval_sets import eval_sets, has_sets
+from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
 from slime_core.config.model_fit import context_limit
 from slime_core.data.mixed_source import MixedSource
 from slime_core.data.prompt_source import PromptSource
@@ -87,14 +87,15 @@ def check_prompts(source: DataSource, build: BuildContext) -> None:
 
 
 def _misfits(source: PromptSource | MixedSource, build: BuildContext) -> Iterator[str]:
-    limit, setting = _longest_prompt(build)
+    limit_of, which = _prompt_limit(build), "eval" if build.evaluation else "rollout"
     known: dict[str, str | None] = {}
     forced = build.settings.reward.custom_rm_path is not None
     for place, sample in source.prompts():
+        limit, setting = limit_of(sample)
         if limit is not None and len(sample.tokens) > limit:
             yield (
                 f"{place}: found a prompt of {len(sample.tokens)} tokens; wanted at most {limit}, which {setting} leaves; "
-                "drop such prompts (--rollout-max-prompt-len), or allow more"
+                f"drop such prompts (--{which}-max-prompt-len), or allow more"
             )
         name = None if forced else sample.metadata.get("rm_type")
         if name is not None:
@@ -116,25 +117,35 @@ def _no_reward(name: object, sample: Sample, build: BuildContext, known: dict[st
     return known[name]
 
 
-def _longest_prompt(build: BuildContext) -> tuple[int | None, str]:
-    """Return the most tokens that a prompt may have, and what says so; None where nothing does."""
-    rollout, evaluation = build.settings.rollout, build.settings.eval
+def _prompt_limit(build: BuildContext) -> Callable[[Sample], tuple[int | None, str]]:
+    """Return what tells of a prompt how many tokens it may have, and by which setting; None where nothing bounds it."""
+    rollout = build.settings.rollout
     if not build.evaluation and rollout.rollout_function_path in ("sft", "slime-core/sft"):
-        return None, ""  # nothing is generated
-    context, engine = rollout.rollout_max_context_len, context_limit(build)
-    if build.evaluation:
-        longest = evaluation.eval_max_response_len or rollout.rollout_max_response_len
-        own = (one.max_response_len for one in eval_sets(build.settings, build.registry).values())
-        longest = max([longest, *(length for length in own if length is not None)])
-        return (
-            (None, "") if engine is None else (engine - longest, f"the engine's context of {engine} tokens")
+        return lambda sample: (None, "")  # nothing is generated
+    engine = context_limit(build)
+    if not build.evaluation:
+        context, longest = rollout.rollout_max_context_len, rollout.rollout_max_response_len
+        bound = _bound("rollout", context, longest, engine)
+        return lambda sample: bound
+    sets = eval_sets(build.settings, build.registry)
+    bounds = {
+        name: _bound(
+            "eval", longest_context(own, build.settings), longest_response(own, build.settings), engine
         )
-    if context is not None:
-        return context - 1, f"rollout.rollout_max_context_len {context}"
+        for name, own in {**sets, "": EvalSet(path="-")}.items()
+    }
+    return lambda sample: bounds.get(str(sample.metadata.get("source_name")), bounds[""])
+
+
+def _bound(which: str, context: int | None, longest: int, engine: int | None) -> tuple[int | None, str]:
+    """Return the most tokens of a prompt, and what says so."""
+    if context is not None and (engine is None or context <= engine):
+        return context - 1, f"{which}.{which}_max_context_len {context}"
     if engine is None:
         return None, ""
-    longest = rollout.rollout_max_response_len
+    if context is not None:
+        return engine - 1, f"the engine's context of {engine} tokens"
     return (
         engine - longest,
-        f"the engine's context of {engine} tokens with rollout_max_response_len {longest}",
+        f"the engine's context of {engine} tokens with {which}_max_response_len {longest}",
     )

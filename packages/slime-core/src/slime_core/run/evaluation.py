@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_core.config.eval_sets import EvalSet, eval_sets
+from slime_core.config.eval_sets import EvalSet, eval_sets, longest_context, longest_response, set_of
 from slime_core.errors import DataError, RewardError, SampleError
 from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
 from slime_core.rollout.context import RolloutRun
@@ -121,7 +121,7 @@ async def evaluate(run: RolloutRun, step: int, source: DataSource | None) -> dic
             group,
             params_of=lambda sample: eval_params(run, sample, sets),
             evaluation=True,
-            max_context_len=_context_len(run, _set_of(group[0], sets)),
+            max_context_len=longest_context(set_of(group[0].metadata, sets), run.settings),
         )
         done += 1
         run.report("eval", done, n)
@@ -155,9 +155,8 @@ def eval_params(run: RolloutRun, sample: Sample, sets: Mapping[str, EvalSet] | N
         SampleError: its prompt leaves no room in the context.
     """
     section, rollout = run.settings.eval, run.settings.rollout
-    own = _set_of(sample, sets or {})
-    longest = _given(own.max_response_len, section.eval_max_response_len, rollout.rollout_max_response_len)
-    context = _context_len(run, own)
+    own = set_of(sample.metadata, sets or {})
+    longest, context = longest_response(own, run.settings), longest_context(own, run.settings)
     if context is not None:
         longest = min(longest, context - sample.prompt_length)
         if longest < 1:
@@ -176,17 +175,6 @@ def eval_params(run: RolloutRun, sample: Sample, sets: Mapping[str, EvalSet] | N
         seed=(rollout.rollout_seed << 40) + (1 << 39) + (sample.index or 0),
         skip_special_tokens=_given(own.skip_special_tokens, rollout.rollout_skip_special_tokens),
     )
-
-
-def _set_of(sample: Sample, sets: Mapping[str, EvalSet]) -> EvalSet:
-    """Return the evaluation set of a sample; one that says nothing where it has none."""
-    return sets.get(str(sample.metadata.get("source_name")), EvalSet(path="-"))
-
-
-def _context_len(run: RolloutRun, own: EvalSet) -> int | None:
-    """Return the most tokens of prompt and response of the samples of an evaluation set; None for what the engine takes."""
-    longest: int | None = _given(own.max_context_len, run.settings.eval.eval_max_context_len)
-    return longest
 
 
 def _given(*values: Any) -> Any:
