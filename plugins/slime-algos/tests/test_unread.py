@@ -6,6 +6,8 @@ from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 
 NEEDED = ["--hf-checkpoint", "m", "--rollout-batch-size", "4", "--rollout-max-response-len", "8"]
+#: Estimators whose rewards `group-norm` makes.
+GROUP_NORMED = "--advantage-estimator cispo or gdpo or grpo or gspo or multi_turn"
 OWN = """
 def plain(view, advantages, *, width: float = 1.0):
     raise NotImplementedError
@@ -36,14 +38,17 @@ def unread():
         (("--passk-std-normalization",), "--advantage-estimator grpo_passk"),
         (("--sapo-tau-pos", "2"), "--loss-type sapo_loss"),
         (("--set", "algos.dro_beta=0.2"), "--loss-type dro_loss"),
+        (("--std-over-batch", "--advantage-estimator", "ppo"), GROUP_NORMED),
+        (("--std-ddof", "0", "--disable-rewards-normalization"), GROUP_NORMED),
         (("--eps-clip-c", "3", "--loss-type", "sapo_loss"), "--loss-type gspo_loss or policy_loss"),
     ],
 )
 def test_a_flag_that_nothing_reads_is_refused_with_what_would(unread, flags, readers):
     typed = "--set algos.dro_beta" if flags[0] == "--set" else flags[0]
     name = typed.removeprefix("--set algos.").removeprefix("--").replace("-", "_")
+    table = "algorithm" if name.startswith("std_") else "algos"
     assert unread(*flags) == [
-        f"algos.{name}: found {typed}, which nothing reads here; wanted {readers}, or not this flag"
+        f"{table}.{name}: found {typed}, which nothing reads here; wanted {readers}, or not this flag"
     ]
 
 
@@ -55,6 +60,7 @@ def test_a_flag_that_nothing_reads_is_refused_with_what_would(unread, flags, rea
         ("--advantage-estimator", "grpo_passk", "--passk-std-normalization"),
         ("--advantage-estimator", "multi_turn", "--turn-discount", "0.9", "--skip-masked"),
         ("--lambd", "1.0", "--turn-discount", "1.0"),  # the defaults
+        ("--advantage-estimator", "grpo", "--disable-grpo-std-normalization", "--leave-one-out"),
     ],
 )
 def test_a_flag_that_is_read_or_says_what_holds_anyway_is_none(unread, flags):

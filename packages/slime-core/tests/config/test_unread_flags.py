@@ -39,14 +39,23 @@ def exact(sample): return 0.0
 def board(build): pass
 """
 POINTS = (
-    "[slime]\nacme = acme_h\n[slime.rewards]\nexact = acme_h:exact\n[slime.trackers]\nboard = acme_h:board\n"
+    "[slime]\nacme = acme_h\n[slime.engines]\nfast = acme_h:board\n[slime.trackers]\nboard = acme_h:board\n"
 )
+#: A distribution with a reward and a section that it reads.
+SCORES = """
+from slime_core.config.base import SectionModel
+from slime_core.plugins.hooks import Section, hookimpl
+class Scores(SectionModel):
+    url: str = ""
+@hookimpl
+def slime_config_sections(): return [Section("scores", Scores)]
+"""
 #: Another distribution, with what a recipe chooses where it says nothing.
-OTHER = "[slime.rewards]\nother = acme_h:exact\n" + "".join(
-    f"[slime.{group}]\n{name} = acme_h:board\n"
+OTHER = "".join(
+    f"[slime.{group}]\n{name} = acme_h:{'exact' if group == 'rewards' else 'board'}\n"
     for group, name in (
         ("engines", "torch"), ("trainers", "megatron"), ("tokenizers", "hf"), ("advantages", "grpo"),
-        ("reducers", "sample-mean"),
+        ("reducers", "sample-mean"), ("rewards", "exact"),
     )
 )  # fmt: skip
 
@@ -56,6 +65,7 @@ def unread(install, site, tmp_path):
     """Return what is told of flags beside the recipe, and another of the text `more`."""
     install("acme", POINTS, acme_h=HOOKS)
     install("other", OTHER)
+    install("scores", "[slime]\nscores = scores_h\n[slime.rewards]\nscored = acme_h:exact\n", scores_h=SCORES)
     points = [p for d in importlib_metadata.distributions(path=[str(site)]) for p in d.entry_points]
     points += [p for p in importlib_metadata.entry_points() if p.dist.name == "slime-core"]
     registry = Registry(points)
@@ -72,12 +82,15 @@ def unread(install, site, tmp_path):
 
 
 def test_a_flag_of_a_plugin_that_is_not_chosen_is_refused_with_what_would_read_it(unread):
-    assert unread("--acme-size", "4") == []
-    assert unread("--rm-type", "other", "--acme-size", "4") == [
-        "acme.size: found --acme-size, which nothing reads here; wanted --rm-type exact, --tracker board, or not "
-        "this flag"
+    assert unread("--acme-size", "4") == [
+        "acme.size: found --acme-size, which nothing reads here; wanted --rollout-engine fast, --tracker board, or not this flag"
     ]
-    assert unread("--rm-type", "other", "--tracker", "board", "--acme-size", "4") == []
+    assert unread("--rollout-engine", "fast", "--acme-size", "4") == []
+    assert unread("--tracker", "board", "--acme-size", "4") == []
+
+
+def test_a_flag_of_a_reward_is_left_to_rows_which_may_choose_it(unread):
+    assert unread("--scores-url", "u") == []
 
 
 def test_a_section_may_belong_to_some_of_the_plugins_or_to_hooks(unread):
@@ -85,18 +98,26 @@ def test_a_section_may_belong_to_some_of_the_plugins_or_to_hooks(unread):
         "board.team: found --board-team, which nothing reads here; wanted --tracker board, or not this flag"
     ]
     assert unread("--tracker", "board", "--board-team", "them") == []
-    assert unread("--rm-type", "other", "--always-more") == []
+    assert unread("--always-more") == []
 
 
 def test_recipes_may_hold_settings_for_others(unread):
-    assert unread("--rm-type", "other", more="[acme]\nsize = 4\n[board]\nteam = 'them'\n") == []
-    (told,) = unread("--rm-type", "other", "--set", "acme.size=4")
+    assert unread(more="[acme]\nsize = 4\n[board]\nteam = 'them'\n") == []
+    (told,) = unread("--set", "acme.size=4")
     assert told.startswith("acme.size: found --set acme.size, which nothing")
 
 
 def test_what_may_be_made_of_a_plugin_may_read_its_section(unread):
     assert unread("--tracker", "acme_h:board", "--board-team", "them") == []
     assert len(unread("--rollout-engine", "acme_h:board", "--board-team", "them")) == 1
+    assert unread("--rollout-engine", "acme_h:board", "--acme-size", "4") == []
+
+
+@pytest.mark.parametrize(
+    "flag", ["--rollout-function-path", "--eval-function-path", "--rollout-sample-hook-path"]
+)
+def test_a_function_of_ones_own_that_sees_the_run_may_read_everything(unread, flag):
+    assert unread(flag, "acme_h:board", "--board-team", "them", "--max-turns", "3") == []
 
 
 def test_one_stage_that_reads_a_flag_is_enough(unread):
@@ -128,12 +149,13 @@ def test_flags_that_were_translated_are_left_alone(unread):
     [
         (
             ("--max-turns", "3"),
-            "--custom-generate-function-path multi-turn, or another generator of several turns",
+            "--custom-generate-function-path multi-turn",
             ("--custom-generate-function-path", "multi-turn"),
         ),
         (("--max-staleness-policy", "drop"), "--loop fully-async", ("--loop", "fully-async")),
         (("--mask-offpolicy-in-partial-rollout",), "--partial-rollout", ("--partial-rollout",)),
         (("--overlong-penalty-factor", "0.5"), "--overlong-buffer-len", ("--overlong-buffer-len", "4")),
+        (("--min-lr", "1e-8"), "--lr-decay-style linear or cosine", ("--lr-decay-style", "linear")),
         (
             ("--tis-args", '{"a": 1}'),
             "--custom-tis-function-path",

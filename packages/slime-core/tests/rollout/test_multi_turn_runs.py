@@ -190,6 +190,17 @@ def test_an_environment_that_cannot_be_asked_is_found_before_the_run(flags, word
     assert any(re.search(words, problem) for problem in problems), problems
 
 
+def test_an_environment_may_be_that_of_an_evaluation_set_alone(tmp_path):
+    file = tmp_path / "sets.toml"
+    file.write_text(
+        '[[eval.datasets]]\nname = "e"\npath = "p"\ncustom_generate_function_path = "multi-turn"\n'
+    )
+    registry, flags = Registry(), ("--environment", f"{MODULE}:Echo", "--eval-config", str(file))
+    with tabular_settings(registry, *flags) as settings:
+        found = [problem.where for problem in check_settings(settings, registry)]
+    assert "environment.environment" not in found
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

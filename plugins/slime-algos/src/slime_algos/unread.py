@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from slime_core.checks.unread_flags import unread_without
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.bind import options_of
 from slime_core.protocols import needs_of
+from slime_core.rewards.transforms import group_norm
 
 from slime_algos.section import AlgosSection
 
@@ -16,17 +19,17 @@ if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
 
+#: Settings of core's that are options of its reward transform.
+_OF_TRANSFORMS = ("disable_grpo_std_normalization", "std_ddof", "std_eps", "std_over_batch", "leave_one_out")
+
+
 def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    """Yield the flags of `[algos]` whose values differ from the defaults and reach no function.
+    """Yield the flags of `[algos]`, and of reward transforms, whose values differ from the defaults and reach no function.
 
     Imports what is chosen, torch with it, only where there is such a flag.
     """
-    flags = {
-        name: origin
-        for name, field in AlgosSection.model_fields.items()
-        if (origin := settings.origin("algos", name)).startswith("--")
-        and getattr(settings.section(AlgosSection), name) != field.default
-    }
+    of_transforms = unread_without(settings, "algorithm", _OF_TRANSFORMS, wanted="")
+    flags = [*unread_without(settings, "algos", AlgosSection.model_fields, wanted=""), *of_transforms]
     if not flags:
         return
     try:
@@ -35,13 +38,10 @@ def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
         return
     if read is None:
         return
-    for name, origin in flags.items():
+    for problem in flags:
+        name = problem.where.partition(".")[2]
         if name not in read:
-            yield Problem(
-                f"algos.{name}",
-                f"{origin}, which nothing reads here",
-                f"{_readers(name, registry)}, or not this flag",
-            )
+            yield dataclasses.replace(problem, wanted=_readers(name, registry) + problem.wanted)
 
 
 def _read(settings: Settings, registry: Registry) -> set[str] | None:
@@ -67,6 +67,7 @@ def _readers(name: str, registry: Registry) -> str:
         }
         for group in ("advantages", "losses", "reducers", "reward_transforms")
     )
+    transforms |= {"group-norm": group_norm}
     of_values = options_of(losses.pop("value_loss"))
 
     def is_read_with(estimator: Any) -> bool:

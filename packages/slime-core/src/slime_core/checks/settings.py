@@ -14,6 +14,7 @@ from slime_core.checks.prompts import evaluation_problems, prompt_problems
 from slime_core.checks.unread_flags import unread_flags
 from slime_core.config.base import Unset
 from slime_core.config.derive import batch_sizes, choices, is_local, is_single_turn, sends_images
+from slime_core.config.eval_sets import eval_sets
 from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage
@@ -37,7 +38,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     problems: list[Problem] = []
     for check in _CHECKS:
         problems += _told(partial(check, settings))
-    for look in (name_problems, missing_files, _supervised, _media):
+    for look in (name_problems, missing_files, _supervised, _media, _environment):
         problems += _told(partial(look, settings, registry))
     for hook in registry.hook_manager.hook.slime_check_config.get_hookimpls():
         known = {"settings": settings, "registry": registry}
@@ -321,9 +322,11 @@ def _reward(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _environment(settings: Settings) -> Iterator[Problem]:
+def _environment(settings: Settings, registry: Registry) -> Iterator[Problem]:
     chosen = settings.environment.environment
-    if chosen is not None and is_single_turn(settings):
+    if chosen is None or not is_single_turn(settings):
+        return
+    if not any(one.custom_generate_function_path for one in eval_sets(settings, registry).values()):
         yield Problem(
             "environment.environment",
             repr(chosen),
@@ -359,6 +362,5 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     prompt_problems,
     evaluation_problems,
     _reward,
-    _environment,
     _processes,
 )

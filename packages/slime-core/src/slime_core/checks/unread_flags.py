@@ -12,7 +12,7 @@ from slime_core.checks.chosen_plugins import chosen
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, Problem
 from slime_core.plugins.hooks import Section
-from slime_core.plugins.registry import Plugin, Registry
+from slime_core.plugins.registry import Plugin, Registry, normal_name
 from slime_core.weights.sync import wanted_transport
 
 #: What chooses a plugin of a group, for messages.
@@ -21,10 +21,22 @@ _FLAGS = {
     "slime.generators": "--custom-generate-function-path",
     "slime.launchers": "--launcher",
     "slime.rewards": "--rm-type",
+    "slime.rollout_hooks": "--rollout-sample-hook-path",
     "slime.sources": "--data-source-path",
     "slime.trackers": "--tracker",
     "slime.trainers": "--train-backend",
 }
+
+#: Groups of rewards, which rows and evaluation sets may choose, too.
+_REWARDS = ("slime.rewards", "slime.group_rewards")
+#: Groups whose functions see the run, or its settings.
+_WITH_SETTINGS = (
+    "slime.eval_functions",
+    "slime.loops",
+    "slime.rollout_hooks",
+    "slime.rollouts",
+    "slime.sources",
+)
 
 
 def unread_flags(stages: Sequence[Settings], registry: Registry) -> Iterator[Problem]:
@@ -51,8 +63,8 @@ def _of_one_run(settings: Settings, registry: Registry) -> Iterator[Problem]:
         plugins = {
             registry.find(choice.group, choice.reference): choice for choice in chosen(settings, registry)
         }
-        if any(registry.adapter(plugin, flag=choice.flag) for plugin, choice in plugins.items()):
-            return  # a function that was written for another system is handed all settings
+        if any(_sees_all(plugin) or registry.adapter(plugin, flag=c.flag) for plugin, c in plugins.items()):
+            return
     except PluginError:  # which is told by itself, and may be what would read them
         return
     yield from _of_core(settings, plugins)
@@ -64,6 +76,8 @@ def _of_one_run(settings: Settings, registry: Registry) -> Iterator[Problem]:
         readers = [
             p for p in registry.plugins() if p.distribution == settings.owners[table] and _reads(p, section)
         ]
+        if any(plugin.group in _REWARDS for plugin in readers):
+            continue  # a row may choose it
         if readers and not any(_may_be_one(plugin, readers) for plugin in plugins):
             yield Problem(
                 f"{table}.{field}",
@@ -90,14 +104,14 @@ def unread_without(
 def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]:
     """Yield flags of core's own sections that are read only beside other settings."""
     rollout, train = settings.rollout, settings.train
-    generators = {plugin.qualified for plugin in plugins if plugin.group == "slime.generators"}
+    generators = [plugin for plugin in plugins if plugin.group == "slime.generators"]
     loop = {plugin.qualified for plugin in plugins if plugin.group == "slime.loops"}
     for is_read, table, fields, wanted in (
         (
-            generators != {"slime-core/single-turn"},
+            any(one.qualified == "slime-core/multi-turn" or not one.distribution for one in generators),
             "environment",
             [field for field in type(settings.environment).model_fields if field != "environment"],
-            "--custom-generate-function-path multi-turn, or another generator of several turns",
+            "--custom-generate-function-path multi-turn",
         ),
         (
             not loop & {"slime-core/sync", "slime-core/one-step-off", "slime-core/rollout-only"},
@@ -113,10 +127,16 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             "--update-weight-transport disk",
         ),
         (
-            train.update_weight_mode == "delta",
+            (wanted_transport(train) or "").endswith("-delta"),
             "train",
             ["update_weight_delta_encoding"],
             "--update-weight-mode delta",
+        ),
+        (
+            train.lr_decay_style != "constant",
+            "train",
+            ["min_lr", "lr_decay_iters"],
+            "--lr-decay-style linear or cosine",
         ),
         (
             settings.reward.overlong_buffer_len is not None,
@@ -135,6 +155,11 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             yield from unread_without(settings, table, fields, wanted=wanted)
 
 
+def _sees_all(plugin: Plugin) -> bool:
+    """Say whether a plugin is a user's own function that is handed all settings, by the run or as such."""
+    return not plugin.distribution and plugin.group in _WITH_SETTINGS
+
+
 def _reads(plugin: Plugin, section: Section) -> bool:
     return not section.read_by or plugin.name in section.read_by
 
@@ -145,7 +170,9 @@ def _may_be_one(plugin: Plugin, readers: Sequence[Plugin]) -> bool:
         return True
     if plugin.group not in {reader.group for reader in readers}:
         return False
-    return not plugin.distribution or readers[0].distribution in _required_by(plugin.distribution)
+    return not plugin.distribution or normal_name(readers[0].distribution) in _required_by(
+        plugin.distribution
+    )
 
 
 @functools.cache
@@ -155,7 +182,8 @@ def _required_by(distribution: str) -> frozenset[str]:
         required = importlib_metadata.requires(distribution) or []
     except importlib_metadata.PackageNotFoundError:
         return frozenset()
-    return frozenset(re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower() for requirement in required)
+    names = (re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in required)
+    return frozenset(map(normal_name, names))
 
 
 def _choices(plugins: Sequence[Plugin]) -> str:

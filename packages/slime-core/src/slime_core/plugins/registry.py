@@ -79,9 +79,9 @@ class Registry:
                 self._add_group(point)
         self._kits = [(f"slime.{point.name}", point.value) for point in points if point.group == KIT_GROUP]
         found = set(_plugins(points, {*self.groups, *_NOT_CHOSEN}))
-        allowed = None if allow is None else {_normal(name) for name in allow} | {"slime-core"}
+        allowed = None if allow is None else {normal_name(name) for name in allow} | {"slime-core"}
         self._plugins = tuple(
-            sorted(p for p in found if allowed is None or _normal(p.distribution) in allowed)
+            sorted(p for p in found if allowed is None or normal_name(p.distribution) in allowed)
         )
         self._resolved: dict[tuple[str, str], Plugin] = {}
         self._hooks: pluggy.PluginManager | None = None
@@ -314,5 +314,6 @@ def register(manager: pluggy.PluginManager, plugin: Any, *, name: str) -> None:
         raise PluginError(f"{error}; the hooks are {known}") from error
 
 
-def _normal(distribution: str) -> str:
+def normal_name(distribution: str) -> str:
+    """Return the name of a distribution as it is compared: however it is spelled in metadata."""
     return distribution.lower().replace("_", "-").replace(".", "-")
