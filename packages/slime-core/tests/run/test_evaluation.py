@@ -30,11 +30,8 @@ def group(index, *rewards):
 def evaluated(registry_of):
     """Return the metrics and the accuracy of sets of groups."""
 
-    def evaluated(by_name, *, eval_config=None, on_reward_error="stop"):
-        sections = {
-            "eval": EvalSection(eval_config=eval_config),
-            "reward": RewardSection(on_reward_error=on_reward_error),
-        }
+    def evaluated(by_name, *, eval_config=None):
+        sections = {"eval": EvalSection(eval_config=eval_config), "reward": RewardSection()}
         run = SimpleNamespace(
             settings=Settings(sections, {}, {}), registry=registry_of(), user_hooks=RolloutHooks()
         )
@@ -51,12 +48,12 @@ def evaluated(registry_of):
     return evaluated
 
 
-def test_a_prompt_whose_reward_failed_is_left_out_where_such_are_dropped(evaluated):
+def test_a_prompt_of_which_a_sample_failed_is_left_out_and_counted(evaluated):
     by_name = {
         "sums": [group(0, 1.0, 0.0), group(1, 1.0, None), group(2, 1.0, 1.0)],
         "words": [group(3, 0.0)],
     }
-    metrics, accuracy = evaluated(by_name, on_reward_error="drop")
+    metrics, accuracy = evaluated(by_name)
     assert metrics["eval/sums"] == 0.75
     assert metrics["eval/sums-pass@2"] == 1.0
     assert metrics["eval/sums/reward_errors"] == 1.0
@@ -64,12 +61,9 @@ def test_a_prompt_whose_reward_failed_is_left_out_where_such_are_dropped(evaluat
     assert accuracy == 3 / 5
 
 
-def test_a_failed_reward_is_raised_where_such_stop_a_run_or_nothing_is_left(evaluated):
-    told = r"sample 1 \(evaluation\): sample 1: the judge is down"
-    with pytest.raises(RewardError, match=told):
-        evaluated({"sums": [group(0, 1.0), group(1, None)]})
-    with pytest.raises(RewardError, match=told):
-        evaluated({"sums": [group(0, 1.0)], "words": [group(1, None)]}, on_reward_error="drop")
+def test_a_failure_is_raised_where_nothing_of_a_set_is_left(evaluated):
+    with pytest.raises(RewardError, match=r"sample 1 \(evaluation\): sample 1: the judge is down"):
+        evaluated({"sums": [group(0, 1.0)], "words": [group(1, None)]})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.group import failure_of, run_group
 from slime_core.run.metrics import evaluation_metrics, outcomes
 from slime_core.samples import Group, Sample, Status
+
+logger = logging.getLogger(__name__)
 
 
 async def evaluate_groups(
@@ -41,7 +44,7 @@ async def evaluate_groups(
 
     Raises:
         SampleError: the function returned something else than groups of samples by the name of their set.
-        RewardError: a sample has no reward because that failed, and `on_reward_error` is `stop`, or no group of a set has any.
+        RewardError: a reward failed and `on_reward_error` is `stop`, or no group of a set is without a failed sample.
     """
     threshold = run.settings.eval.eval_pass_threshold
     if source is not None:
@@ -52,7 +55,7 @@ async def evaluate_groups(
     finished = [group for groups in by_name.values() for group in groups]
     write(finished)
     key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
-    by_name, metrics = _without_failed(by_name, drops=run.settings.reward.on_reward_error == "drop")
+    by_name, metrics = _without_failed(by_name)
     for name, members in by_name.items():
         metrics |= evaluation_metrics(name, members, reward_key=key, threshold=threshold)
     metrics |= more
@@ -63,18 +66,22 @@ async def evaluate_groups(
     return metrics, _accuracy(run, by_name, key)
 
 
-def _without_failed(
-    by_name: Mapping[str, Sequence[Group]], *, drops: bool
-) -> tuple[dict[str, list[Group]], Metrics]:
-    """Return the groups without a failed sample, and how many others there are, if any; raises if none may be left out."""
+def _without_failed(by_name: Mapping[str, Sequence[Group]]) -> tuple[dict[str, list[Group]], Metrics]:
+    """Return the groups without a failed sample, and how many others there are, if any; raises if none is left.
+
+    A reward that failed where such stop the run has raised already; what is left are executions that failed by themselves.
+    """
     kept: dict[str, list[Group]] = {}
     metrics: Metrics = {}
     for name, groups in by_name.items():
         kept[name] = [group for group in groups if failure_of(group) is None]
         if n := len(groups) - len(kept[name]):
             failed = next(one for group in groups for one in group if one.status is Status.FAILED)
-            if not drops or not kept[name]:
+            if not kept[name]:
                 raise RewardError(f"{failed.name} (evaluation): {failed.failure}")
+            logger.warning(
+                "evaluation %s: %d of %d prompts failed, the first: %s", name, n, len(groups), failed.failure
+            )
             metrics[f"eval/{name}/reward_errors"] = float(n)
     return kept, metrics
 
