@@ -12,7 +12,7 @@ from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
 from slime_algos.section import AlgosSection
-from slime_algos.unread import unread_flags
+from slime_algos.unread_flags import unread_flags
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
