@@ -1,4 +1,4 @@
-"""A tokenizer for tests: a token a byte."""
+"""A tokenizer for tests: a token a byte; and one that has longer tokens beside them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ class ByteTokenizer:
         return "\n".join(
             [f"tools: {json.dumps(tools)}"] * bool(tools) + lines + [kwargs.get("end", "assistant:")]
         )
+
+
+class PieceTokenizer(ByteTokenizer):
+    """Has other bytes than its own for some tokens."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def decode(self, tokens, *, skip_special_tokens=True):
+        return b"".join(self.pieces.get(one, bytes([one])) for one in tokens).decode(errors="replace")

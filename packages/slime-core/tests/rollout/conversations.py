@@ -114,6 +114,7 @@ def converse(
     sample=None,
     *,
     max_new_tokens=100,
+    stop=(),
     context=None,
     tokenizer=None,
     evaluation=None,
@@ -132,7 +133,7 @@ def converse(
     of_evaluation = {} if evaluation is None else {"evaluation": True, **evaluation}
     ctx = GenerateContext(engine=engine, tokenizer=tokenizer or ByteTokenizer(), **of_evaluation)
     sample = sample or Sample(index=4, tokens=list(b"ab"))
-    params = SamplingParams(max_new_tokens=max_new_tokens, seed=7)
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=7, stop=stop)
     return asyncio.run(generator.execute(ctx, sample, params))
 
 

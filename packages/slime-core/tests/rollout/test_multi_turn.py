@@ -9,6 +9,7 @@ from slime_core.errors import EnvironmentFailure
 from slime_core.protocols import Environment, Observation
 from slime_core.samples import Sample, Status
 
+from ..byte_tokenizer import PieceTokenizer
 from .conversations import Echo, Scripted, converse, record_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -101,6 +102,24 @@ def test_a_conversation_token_by_token():
         "info": [{"text": "cd"}, {"text": "e"}],
     }
     assert sample.non_generation_time > 0
+
+
+def test_an_environment_hears_a_turn_up_to_its_stop_string_and_the_tokens_stay():
+    tokenizer = PieceTokenizer({1: b">."})
+    turns = [*b"c</s", 1], [*b"d</s", 1]
+    engine, options = Scripted(*turns), {"environment_args": {"ends": 3}, "tokenizer": tokenizer}
+    (sample,) = converse(ECHO, engine, stop=("</s>",), max_new_tokens=10, **options)
+    # The second turn, too, ends by its stop string, though it leaves nothing for a third.
+    assert [one["text"] for one in record_of(sample)["info"]] == ["c</s>", "d</s>"]
+    assert sample.tokens == [*b"ab", *b"c</s", 1, *b"=5;", *b"d</s", 1]
+    assert sample.loss_mask == [1] * 5 + [0] * 3 + [1] * 5
+    assert sample.response == "c</s>.=5;d</s>."
+
+
+def test_an_environment_hears_all_of_a_turn_that_a_limit_ended():
+    options = {"environment_args": {"ends": 3}, "tokenizer": PieceTokenizer({1: b">."})}
+    (sample,) = converse(ECHO, Scripted([*b"c</s", 1, 99]), stop=("</s>",), max_new_tokens=5, **options)
+    assert [one["text"] for one in record_of(sample)["info"]] == ["c</s>."]
 
 
 @pytest.mark.parametrize(

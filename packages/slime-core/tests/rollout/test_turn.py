@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from slime_core.errors import SampleError
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
-from slime_core.protocols.turn import text_after
+from slime_core.protocols.turn import text_after, text_to_stop
 from slime_core.samples import Sample, Status
 from slime_core.samples.versions import version_spans
 
-from ..byte_tokenizer import ByteTokenizer
+from ..byte_tokenizer import ByteTokenizer, PieceTokenizer
 
 
 class Scripted:
@@ -196,3 +196,37 @@ def test_what_a_turn_spells_does_not_take_a_decoding_of_the_whole_response():
             whole[len(wanted) :] if whole.startswith(wanted) else ByteTokenizer().decode(ids[cut : cut + 50])
         )
     assert tokenizer.longest <= 50 + 32
+
+
+@pytest.mark.parametrize(
+    ("said", "last", "stop", "text", "ended_by"),
+    [
+        ("a</s", ">.", ["</s>"], "a</s>", "</s>"),
+        ("a</s", ">", ["</s>"], "a</s>", "</s>"),
+        # An earlier token completes it, as where a least number of tokens is wanted.
+        ("a</s>", ".", ["</s>"], "a</s>.", None),
+        ("</s>a</s", ">.", ["</s>"], "</s>a</s>", "</s>"),
+        ("a", "\n\nb", ["\n"], "a\n", "\n"),
+        ("a", "xyz", ["yz", "xy"], "axy", "xy"),
+        ("a\nO", "b:.", ["b:", "\nOb:"], "a\nOb:", "\nOb:"),
+        ("a", "b", ["c", ""], "ab", None),
+        ("a", "b", [], "ab", None),
+    ],
+)
+def test_a_turn_ends_after_the_first_stop_string_that_its_last_token_completes(
+    said, last, stop, text, ended_by
+):
+    found = text_to_stop(
+        b"12", [*said.encode(), 1], stop, PieceTokenizer({1: last.encode()}), skip_special_tokens=True
+    )
+    assert found == (text, ended_by)
+
+
+def test_a_stop_string_is_found_where_the_token_before_ends_within_a_character():
+    first, second, third = "€".encode()
+    tokenizer, said = PieceTokenizer({1: bytes([third]) + b"!."}), [*b"a", first, second, 1]
+    assert text_to_stop([], said, ["€!"], tokenizer, skip_special_tokens=True) == ("a€!", "€!")
+
+
+def test_a_turn_without_tokens_has_no_stop_string():
+    assert text_to_stop(b"12", [], ["1"], ByteTokenizer(), skip_special_tokens=True) == ("", None)

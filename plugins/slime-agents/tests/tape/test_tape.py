@@ -12,7 +12,7 @@ from slime_core.errors import DataError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.samples import Sample, Status
 
-from ..byte_chat import ByteChat, SayingEngine
+from ..byte_chat import END, ByteChat, SayingEngine
 from .conftest import FORMATS
 from .scripted import ScriptedEngine
 from .test_tape_properties import TOOLS, built, check
@@ -152,6 +152,33 @@ def test_versions_of_weights_that_change_between_turns_are_those_of_their_tokens
     starts = [0, *(end for _, end in sample.environment_spans)]
     assert sample.weight_version_starts == starts
     assert sample.status is Status.COMPLETED
+
+
+class Pieces(ByteChat):
+    """Has a token of two bytes besides: 258."""
+
+    def decode(self, tokens, *, skip_special_tokens=True):
+        spelt = [part for one in tokens for part in ([*b":\n"] if one == 258 else [one])]
+        return super().decode(spelt, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_turn_ends_at_its_stop_string_though_its_last_token_spells_more_and_its_tokens_stay():
+    engine, tokenizer = ScriptedEngine(), Pieces()
+    ctx = GenerateContext(engine=engine, tokenizer=tokenizer)
+    tape = Tape(ctx, Sample(index=0), SamplingParams(max_new_tokens=500), template=ChatTemplate(tokenizer))
+    user, on = {"role": "user", "content": "x"}, {"role": "user", "content": "y"}
+
+    async def play():
+        engine.next += [([*b"look\nSeen", 258], "stop"), ([*b"ok", END], "stop")]
+        first = await tape.turn([user], stop=["\nSeen:"])
+        await tape.turn([user, first.message, on])
+        return first
+
+    first = asyncio.run(play())
+    assert (first.message["content"], first.stop_string, first.n_sampled) == ("look", "\nSeen:", 10)
+    (sample,) = tape.samples()
+    trained = [token for token, on in zip(sample.response_tokens, sample.loss_mask, strict=True) if on]
+    assert trained == [*b"look\nSeen", 258, *b"ok", END]
 
 
 def test_two_requests_that_go_on_from_one_turn_at_once_are_two_branches():

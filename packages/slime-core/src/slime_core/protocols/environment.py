@@ -53,7 +53,7 @@ class Environment(Protocol):
 
         Args:
             sample: with the whole response so far. One whose status is TRUNCATED was cut off, and gets no further turn.
-            text: of this turn, its stop string included.
+            text: of this turn, its stop string included, and nothing after that: its last token may spell more.
         """
 
     def state(self) -> Any:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Ids before others that are decoded with them: enough for a character of several ids, and for a special one beside a word.
 _CONTEXT = 32
+#: What stands in a text for bytes that are no character.
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 async def request(
@@ -125,6 +127,45 @@ def text_after(
     if not whole.startswith(head):  # it ends within a character
         return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
     return whole[len(head) :]
+
+
+def text_to_stop(
+    before: Sequence[int],
+    tokens: Sequence[int],
+    stop: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    skip_special_tokens: bool,
+) -> tuple[str, str | None]:
+    """Return what a finished turn spells, cut after the stop string that its last token completes, and that string.
+
+    Engines keep the whole last token, which often spells more than the end of a stop string, such as `>.` of `</answer>.`.
+    Where it completes several stop strings, the first one counts, and of those that end at one place the longest.
+
+    Args:
+        before: what stands before the turn.
+        tokens: of the turn, which neither a limit nor an abort has ended.
+        stop: the stop strings.
+        tokenizer: decodes the turn.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Returns:
+        All of the text, and None, where the last token completes no stop string.
+    """
+    text = text_after(before, tokens, tokenizer, skip_special_tokens=skip_special_tokens)
+    if not stop or not text:
+        return text, None
+    head = text_after(before, tokens[:-1], tokenizer, skip_special_tokens=skip_special_tokens)
+    n_head = len(head.rstrip(_REPLACED))  # it may end within a character that the last token completes
+    found: list[tuple[int, int, str]] = []
+    for one in stop:
+        begin = text.find(one, max(0, n_head - len(one) + 1))
+        if one and begin >= 0:
+            found.append((begin + len(one), begin, one))
+    if not found:
+        return text, None
+    end, _, ended_by = min(found)
+    return text[:end], ended_by
 
 
 def _note_versions(sample: Sample, completion: Completion, begin: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_core.errors import DataError
 from slime_core.protocols import GenerateContext, SamplingParams, end_ids
-from slime_core.protocols.turn import text_after
+from slime_core.protocols.turn import text_to_stop
 from slime_core.rollout.group import reset
 from slime_core.runtime.busy import Busy
 from slime_core.samples import Sample, Status
@@ -240,12 +240,14 @@ class Tape:
         """Read what was sampled."""
         said = ids if last_id is None else ids[:-1]
         before = branch.sample.tokens[: asked.n_tokens]
-        text = text_after(before, said, self._ctx.tokenizer, skip_special_tokens=False)
         stopped = branch.sample.status is Status.COMPLETED and last_id is None
-        ended_by = next((one for one in stop if stopped and text.endswith(one)), None)
-        said_text = text if ended_by is None else text[: -len(ended_by)]
+        text, ended_by = text_to_stop(
+            before, said, stop if stopped else (), self._ctx.tokenizer, skip_special_tokens=False
+        )
         tools = json.loads(branch.tools) if branch.tools else []
-        reading = read_turn(said_text, self._template.tool_format if tools else None, tools)
+        reading = read_turn(
+            text.removesuffix(ended_by or ""), self._template.tool_format if tools else None, tools
+        )
         message = reading.message(f"call_{self._name}_{number}_")
         reason = "length" if branch.sample.status is Status.TRUNCATED else "stop"
         return TapeTurn(

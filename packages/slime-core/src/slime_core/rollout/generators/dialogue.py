@@ -16,6 +16,7 @@ from slime_core.config.sections import EnvironmentSection
 from slime_core.errors import DeadlineError, EnvironmentFailure
 from slime_core.files.json_text import shown, why_not_text
 from slime_core.protocols import MULTI_TURN, Environment, GenerateContext, Observation, SamplingParams
+from slime_core.protocols.turn import text_to_stop
 from slime_core.runtime.deadline import within
 from slime_core.samples import Sample, Status
 
@@ -84,6 +85,8 @@ class Dialogue:
         text = await self.ctx.turn(self.sample, self.params)
         if self.sample.status is Status.ABORTED:
             return ABORTED
+        if self.sample.status is Status.COMPLETED:
+            text = self._to_stop()
         observation = self._checked(await self._ask("step", lambda: self.environment.step(self.sample, text)))
         self.turns += 1
         if observation.reward is not None:
@@ -102,6 +105,18 @@ class Dialogue:
         if self.ctx.remaining(self.sample, self.params).max_new_tokens < 1:
             return self._spent()
         return self._put(*said)
+
+    def _to_stop(self) -> str:
+        """Return the text of the last turn, without what its last token spells after a stop string."""
+        response, begin = self.sample.response_tokens, self.sample.turn_begin
+        skip = self.params.skip_special_tokens
+        return text_to_stop(
+            response[:begin],
+            response[begin:],
+            self.params.stop,
+            self.ctx.tokenizer,
+            skip_special_tokens=skip,
+        )[0]
 
     def _put(self, ids: list[int], text: str | None) -> str | None:
         """Append what the environment says, if there is room for it; returns the budget that it breaks."""
