@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from slime_agents.search.environment import Search
-from slime_agents.search.index import open_index
+from slime_agents.search.index import Bm25Index, Indices
 from slime_agents.search.passages import Passage, read_passages
-from slime_core.errors import ConfigError, DataError, RewardError, SampleError
+from slime_core.config.sections import EnvironmentSection
+from slime_core.errors import ConfigError, DataError, EnvironmentFailure, RewardError, SampleError
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.rollout.generators.multi_turn import converse
+from slime_core.runtime.closing import close_all
 from slime_core.samples import Sample, Status
 from slime_core.testing.contracts import check_environment
 from slime_core.testing.contracts.environments import _Bytes, _played
@@ -48,13 +53,60 @@ def said(environment, *turns, label="Paris", status=Status.COMPLETED):
 
 
 def test_passages_are_found_by_their_words_best_first_and_ties_by_their_order(corpus):
-    index = open_index(Path(corpus))
+    index = Bm25Index(Path(corpus))
     assert [each.title for each in index.search("the capital of France", 3)] == ["Paris", "Berlin"]
     # Once each in texts of as many words: the first of the file; three times in the third.
     assert [each.title for each in index.search("river", 2)] == ["Paris", "Berlin"]
     assert index.search("Germany?", 1)[0].title == "Rhine"
     assert index.search("zebra", 3) == index.search("the of", 3) == index.search("", 3) == []
-    assert open_index(Path(corpus)) is index
+
+
+def test_conversations_that_begin_at_once_share_one_index_and_one_that_gives_up_leaves_it_to_the_others(
+    corpus,
+):
+    async def main():
+        indices = Indices()
+        asked = [asyncio.create_task(indices.of(Path(corpus))) for _ in range(16)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        return ended, await indices.of(Path(corpus))
+
+    (gave_up, *found), later = asyncio.run(main())
+    assert isinstance(gave_up, asyncio.CancelledError)
+    assert len({id(index) for index in [*found, later]}) == 1
+    assert later.search("Paris", 1)[0].title == "Paris"
+
+
+def test_an_index_that_takes_longer_than_the_deadline_says_which_one_to_raise(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    os.mkfifo(path)  # reading it waits for a writer
+
+    async def main():
+        given = Sample(index=5, group_index=0, prompt="?", tokens=[63], label="x")
+        ctx, params = GenerateContext(engine=None, tokenizer=_Bytes()), SamplingParams(max_new_tokens=9)
+        settings = EnvironmentSection(environment_timeout_s=0.05)
+        try:
+            await converse(
+                ctx,
+                given,
+                params,
+                settings=settings,
+                name="search",
+                create=lambda _: Search(corpus=str(path)),
+            )
+        finally:
+            await close_all(list(ctx.services.values()))
+
+    try:
+        with pytest.raises(
+            EnvironmentFailure, match=r"sample 5: .* reset gave no answer within 0.05 s"
+        ) as failed:
+            asyncio.run(main())
+    finally:
+        os.close(os.open(path, os.O_RDWR))
+    (note,) = failed.value.__notes__
+    assert note.startswith(f"the index of {path} was still being built; raise --environment-timeout-s")
 
 
 def test_a_query_is_answered_by_passages_in_tags(corpus):
@@ -199,7 +251,7 @@ def test_a_corpus_without_passages_or_words_is_refused(tmp_path):
         if text is not None:
             path.write_text(text)
         with pytest.raises(DataError, match=told):
-            open_index(path)
+            Bm25Index(path)
 
 
 @pytest.mark.parametrize(

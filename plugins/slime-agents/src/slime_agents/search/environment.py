@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import Environment, Observation
@@ -14,8 +13,10 @@ from slime_rm.remote.json_client import ClientSettings
 from slime_rm.text.f1 import normal_words
 from slime_rm.text.labels import label_of
 
-from slime_agents.search.index import Bm25Index, Index, RemoteIndex, open_index
+from slime_agents.search.index import Index, Indices, RemoteIndex
 
+#: Name of the indices among a run's services.
+SERVICE = "slime-agents/search"
 SEARCH, ANSWER = ("<search>", "</search>"), ("<answer>", "</answer>")
 
 
@@ -54,14 +55,20 @@ class Search(Environment):
             numbers = f"topk {topk}, passage_chars {passage_chars}"
             raise ConfigError([Problem("environment_args", numbers, "at least 1 each")])
         self._corpus, self._index = corpus, None
+        self._services: dict[str, Any] = {}
         if url is not None:
             self._index = RemoteIndex(url, ClientSettings.model_validate(request or {}))
         self._topk, self._chars, self._scores = topk, passage_chars, scores
 
+    def use(self, services: dict[str, Any]) -> None:
+        """Share the indices of the run."""
+        self._services = services
+
     async def reset(self, sample: Sample) -> None:
-        """Say nothing: the prompt explains the tags."""
+        """Say nothing, as the prompt explains the tags; the first ones of a run wait until the index is built."""
         if self._scores == "answer":
             label_of(sample)
+        await self._opened()
 
     async def step(self, sample: Sample, text: str) -> Observation:
         """Look up the query that ends the turn, or end the conversation at an answer."""
@@ -91,12 +98,12 @@ class Search(Environment):
             await self._index.close()
 
     async def _opened(self) -> Index:
-        """Return the index; that of a file is built on a thread, once in a process."""
+        """Return the index; that of a file is built once in a run."""
         if self._index is not None:
             return self._index
         assert self._corpus is not None
-        found: Bm25Index = await asyncio.to_thread(open_index, Path(self._corpus))
-        return found
+        indices: Indices = self._services.setdefault(SERVICE, Indices())
+        return await indices.of(Path(self._corpus))
 
 
 _UNCLEAR = (

@@ -1,15 +1,15 @@
-"""`Bm25Index`: passages of a file, found by their words; and `RemoteIndex`: those of a server."""
+"""`Bm25Index`: passages of a file, found by their words; `Indices`: those of a run; and `RemoteIndex`: passages of a server."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from slime_core.errors import DataError, PluginError, RewardError
+from slime_core.runtime.daemon_thread import DaemonThread
 from slime_rm.remote.json_client import ClientSettings, JsonClient
 
 from slime_agents.search.passages import Passage, read_passages
@@ -75,10 +75,39 @@ class Bm25Index:
         return words
 
 
-@functools.lru_cache(maxsize=4)
-def open_index(path: Path) -> Bm25Index:
-    """Return the index of a file, which is built once in a process."""
-    return Bm25Index(path)
+class Indices:
+    """The indices of a run's files, which its conversations share: each is built once, however many ask for it at once."""
+
+    def __init__(self) -> None:
+        self._building: dict[Path, asyncio.Future[Bm25Index]] = {}
+
+    async def of(self, path: Path) -> Bm25Index:
+        """Return the index of a file; the first call begins to build it, on a thread of its own.
+
+        Raises:
+            DataError: the file is no corpus; see `Bm25Index`.
+            PluginError: bm25s is not installed.
+        """
+        if path not in self._building:
+            thread = DaemonThread("index")
+            self._building[path] = asyncio.wrap_future(thread.submit(Bm25Index, path))
+            thread.shutdown(wait=False)
+        building = self._building[path]
+        try:
+            # Shielded: one conversation that gives up must not end what the others wait for.
+            return await asyncio.shield(building)
+        except asyncio.CancelledError as error:
+            if not building.done():
+                error.add_note(
+                    f"the index of {path} was still being built; raise --environment-timeout-s, as the first "
+                    "conversations wait for all of it, or ask a server (url)"
+                )
+            raise
+
+    async def close(self) -> None:
+        """Wait for no index any more."""
+        for building in self._building.values():
+            building.cancel()
 
 
 class RemoteIndex:

@@ -178,7 +178,10 @@ class Dialogue:
                 return await within(seconds, f"{self._who()}: {what}", answer())
             except DeadlineError as error:
                 told = f"{what} gave no answer within {seconds:g} s (--environment-timeout-s)"
-                raise self._failure(told) from error
+                failure = self._failure(told)
+                for note in getattr(error, "__notes__", ()):
+                    failure.add_note(note)
+                raise failure from error
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
