@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from slime_core.runtime.deadline import within
+from slime_core.runtime.deadline import seconds_left, within
 
 
 class Groups:
@@ -30,3 +30,19 @@ def test_nothing_keeps_the_result_of_work_that_is_done():
         assert not asyncio.run(is_kept())
     finally:
         gc.enable()
+
+
+def test_work_is_told_how_long_it_has_until_the_nearest_of_its_deadlines():
+    async def left():
+        return seconds_left()
+
+    async def nested(outer, inner):
+        return await within(outer, "outer", within(inner, "inner", left()))
+
+    async def main():
+        first, second = await nested(500.0, 100.0), await nested(100.0, 500.0)
+        return first, second, seconds_left()
+
+    first, second, outside = asyncio.run(main())
+    assert 50 < first <= 100 and 50 < second <= 100
+    assert outside is None

@@ -13,9 +13,12 @@ from slime_agents.environments.harbor.box import Said, SubprocessBox
 from slime_agents.environments.harbor.dockerfile import layout_of
 from slime_agents.environments.harbor.environment import Harbor, reward_of
 from slime_agents.environments.harbor.task import read_task, task_folders
+from slime_core.config.sections import EnvironmentSection
 from slime_core.errors import DataError, EnvironmentFailure, SampleError
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.rollout.generators.multi_turn import converse
 from slime_core.samples import Sample, Status
-from slime_core.testing.contracts.environments import _Bytes, _played
+from slime_core.testing.contracts.environments import ScriptedEngine, _Bytes, _played
 
 TEST = """\
 test -e /app/secret && echo 'the tests saw it'
@@ -140,7 +143,7 @@ class Counting:
         self.n += 1
         return Said(f"{self.n}", 0)
 
-    async def verify(self):
+    async def verify(self, *, timeout_s):
         return Said("", 0), {"reward.json": f'{{"reward": {self.n}}}'}
 
     async def close(self):
@@ -150,6 +153,70 @@ class Counting:
 def test_another_box_is_chosen_by_its_name(task):
     found = played(task, "<bash>a</bash>", "<bash>b</bash>", "x", box=f"{__name__}:Counting")
     assert found.reward == 2.0
+
+
+class Hanging:
+    """A box whose tests take all the time that they are given, which is `last_s`."""
+
+    last_s = 0.0
+
+    def __init__(self, task):
+        """Run no command."""
+
+    async def verify(self, *, timeout_s):
+        Hanging.last_s = timeout_s
+        return Said("", None, "time"), {}
+
+    async def close(self):
+        """Nothing to do."""
+
+
+def scored(task, *, timeout_s, n=1):
+    """Return the samples of conversations of one turn, one after the other, in one run."""
+    engine = ScriptedEngine([list(b"Done.")] * n)
+    ctx = GenerateContext(engine=engine, tokenizer=_Bytes())
+
+    async def main():
+        settings = EnvironmentSection(environment_timeout_s=timeout_s)
+        given = [
+            Sample(index=i, group_index=0, prompt="?", tokens=[63], metadata={"harbor": str(task)})
+            for i in range(n)
+        ]
+        params, box = SamplingParams(max_new_tokens=99), f"{__name__}:Hanging"
+        return [
+            await converse(
+                ctx, one, params, settings=settings, name="harbor", create=lambda _: Harbor(box=box)
+            )
+            for one in given
+        ]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("deadline", "most"), [(30, 24), (60, 50), (900, 600)])
+def test_tests_have_the_time_of_their_task_and_at_most_what_the_deadline_of_the_turn_leaves(
+    task, deadline, most
+):
+    (task / "task.toml").write_text("[verifier]\ntimeout_sec = 600\n")
+    (found,) = scored(task, timeout_s=deadline)
+    assert most - 5 < Hanging.last_s <= most
+    assert (found.reward, found.status) == (0.0, Status.COMPLETED)
+    assert found.metadata["multi_turn"]["info"] == [{"tests_stopped": "time"}]
+
+
+def test_a_run_is_told_once_what_to_raise_for_tests_that_may_take_longer(task, caplog):
+    (task / "task.toml").write_text("[verifier]\ntimeout_sec = 600\n")
+    scored(task, timeout_s=60, n=2)
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert str(task) in told and "may take 600 s" in told
+    assert int(told.rpartition("--environment-timeout-s ")[2]) == 611
+
+
+def test_a_run_whose_tests_have_their_time_is_told_nothing(task, caplog):
+    (task / "task.toml").write_text("[verifier]\ntimeout_sec = 600\n")
+    scored(task, timeout_s=620)
+    assert (Hanging.last_s, caplog.records) == (600.0, [])
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import math
 import sys
 from collections.abc import Awaitable
 from contextvars import ContextVar
 
 from slime_core.errors import DeadlineError
 from slime_core.runtime.calls import open_calls, tell_both_ends
+from slime_core.runtime.clock import now
 from slime_core.runtime.watchdog import watching, where_of
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,8 @@ logger = logging.getLogger(__name__)
 CANCEL_S = 5.0
 #: The marks of the works that a task is part of: tasks that it starts are part of them, too.
 _PARTS_OF: ContextVar[tuple[object, ...]] = ContextVar("slime_work", default=())
+#: The nearest deadline of a work, by the clock of its loop.
+_ENDS_AT: ContextVar[float] = ContextVar("slime_deadline", default=math.inf)
 
 
 #: Coroutines that ignore their own end: finalising one would run it again, for ever. They go with the process.
@@ -29,11 +33,12 @@ _LEFT_BEHIND: list[object] = []
 class Work[T]:
     """An awaitable as a task that can be ended together with all tasks that it started."""
 
-    def __init__(self, what: str, work: Awaitable[T]) -> None:
+    def __init__(self, what: str, work: Awaitable[T], *, seconds: float = math.inf) -> None:
         # Not the work itself: with the task, which holds its context, it would keep the result until cycles are collected.
         self._mark = object()
         context = contextvars.copy_context()
         context.run(_PARTS_OF.set, (*_PARTS_OF.get(), self._mark))
+        context.run(_ENDS_AT.set, min(_ENDS_AT.get(), now() + seconds))
         self.task = asyncio.create_task(_awaited(work), name=what, context=context)
 
     def parts(self) -> list[asyncio.Task[object]]:
@@ -70,7 +75,7 @@ async def within[T](seconds: float, what: str, work: Awaitable[T], *, waits_for_
             it, where they are, and what did not end.
     """
     with watching(what, seconds):
-        running = Work(what, work)
+        running = Work(what, work, seconds=seconds)
         try:
             await asyncio.wait({running.task}, timeout=seconds)
         except asyncio.CancelledError as error:
@@ -88,6 +93,12 @@ async def within[T](seconds: float, what: str, work: Awaitable[T], *, waits_for_
             missed.add_note(f"{hung} does not end when it is cancelled")
         await _copy_notes(running.task, missed)
         raise missed
+
+
+def seconds_left() -> float | None:
+    """Return how long whoever calls has until the nearest deadline that it runs under (`within`); None where there is none."""
+    ends_at = _ENDS_AT.get()
+    return None if math.isinf(ends_at) else ends_at - now()
 
 
 async def close_tasks(tasks: list[asyncio.Task[object]]) -> list[str]:

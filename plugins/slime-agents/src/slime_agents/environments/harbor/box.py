@@ -35,7 +35,7 @@ class TaskBox(Protocol):
     async def run(self, command: str, *, timeout_s: float) -> Said:
         """Run a shell command in the task's working folder; what it writes stays for the next one, unless it is stopped."""
 
-    async def verify(self) -> tuple[Said, Mapping[str, str]]:
+    async def verify(self, *, timeout_s: float) -> tuple[Said, Mapping[str, str]]:
         """Run the task's tests; returns what they said, and the text of each file that they left in `/logs/verifier`."""
 
     async def close(self) -> None:
@@ -99,11 +99,11 @@ class SubprocessBox:
             self._tree = tree
         return said
 
-    async def verify(self) -> tuple[Said, Mapping[str, str]]:
+    async def verify(self, *, timeout_s: float) -> tuple[Said, Mapping[str, str]]:
         """Run `/tests/test.sh` with a fresh `/logs`."""
         said, _, logs = await self._ask(
             f"bash {_TESTS}/test.sh",
-            timeout_s=self._task.verifier_timeout_s,
+            timeout_s=timeout_s,
             archives=[_packed(self._task.tests)],
             env=self._task.env,
             read=_VERIFIER,
