@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import threading
+from pathlib import Path
 
 import pytest
 from slime_agents.endpoints.program import PYTHON, run_program
@@ -61,6 +62,38 @@ def test_a_task_too_long_for_a_variable_is_on_standard_input_alone(monkeypatch, 
 
     outcome = asyncio.run(main())
     assert outcome.output.split() == [str(length), str(is_there), str(is_there)]
+
+
+@pytest.mark.parametrize(("status", "reward"), [(0, 1.0), (3, 0.0)])
+def test_a_program_has_ended_when_its_own_process_has_and_what_it_left_running_is_killed(status, reward):
+    script = f"sleep 300 & echo $!; exit {status}"
+
+    async def main():
+        return await run_program(["sh", "-c", script], "", "key", {}, timeout_s=20, over=asyncio.Event())
+
+    outcome = asyncio.run(main())
+    assert (outcome.ended_by, outcome.status, outcome.reward) == ("exit", status, reward)
+    left = Path(f"/proc/{int(outcome.output)}/stat")
+    assert not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_program_that_closes_its_output_has_not_ended():
+    script = "exec >&- 2>&-; sleep 0.3; exit 5"
+
+    async def main():
+        return await run_program(["sh", "-c", script], "", "key", {}, timeout_s=20, over=asyncio.Event())
+
+    outcome = asyncio.run(main())
+    assert (outcome.ended_by, outcome.status) == ("exit", 5)
+
+
+def test_all_that_a_program_wrote_before_its_exit_is_kept():
+    script = "head -c 200000 /dev/zero | tr '\\0' 'x'; echo end"
+
+    async def main():
+        return await run_program(["sh", "-c", script], "", "key", {}, timeout_s=20, over=asyncio.Event())
+
+    assert asyncio.run(main()).output == "x" * 1996 + "end\n"
 
 
 def test_a_command_that_is_no_program_ends_the_run_and_one_that_the_system_refuses_fails_its_sample():

@@ -23,6 +23,9 @@ PYTHON = "{python}"
 TAIL = 2000
 #: Seconds that a program has to end by itself once it is told to.
 GRACE_S = 2.0
+#: Seconds after a program's exit in which what it wrote is read; what it left running may keep its output open for ever.
+OUTPUT_S = 1.0
+_POLL_S = 0.02
 #: Variable with the task, and the bytes that Linux gives one string of an environment: name, `=` and the NUL at its end included.
 TASK, _VARIABLE_BYTES = "SLIME_TASK", 1 << 17
 
@@ -56,6 +59,8 @@ async def run_program(
 ) -> Outcome:
     """Run a command line, and kill it with all that it started at the deadline, or when its session is over.
 
+    It has ended when its own process has; what that leaves running is killed then.
+
     The addresses and the key are in the variables that the official packages read, the task is JSON on its standard input and in
     `SLIME_TASK`; on its standard input alone where it is too long for a variable.
 
@@ -73,11 +78,15 @@ async def run_program(
     )
     kept = bytearray()
     reading = asyncio.create_task(_follow(process, written, kept))
+    exited = asyncio.create_task(_exit(process))
     stopped = asyncio.create_task(over.wait())
     try:
-        await asyncio.wait({reading, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        ended_by = "exit" if reading.done() else "stopped" if stopped.done() else "timeout"
+        await asyncio.wait({exited, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        ended_by = "exit" if exited.done() else "stopped" if stopped.done() else "timeout"
+        if exited.done():
+            await asyncio.wait({reading}, timeout=OUTPUT_S)
     finally:
+        exited.cancel()
         stopped.cancel()
         await _end(process, reading)
     status = process.returncode
@@ -165,6 +174,12 @@ async def _follow(process: asyncio.subprocess.Process, task: bytes, kept: bytear
         kept += piece
         del kept[: -4 * TAIL]
     await process.wait()
+
+
+async def _exit(process: asyncio.subprocess.Process) -> None:
+    """Wait for the exit of a program's own process; `wait()` of Python before 3.12.4 waits for its output, too (gh-119710)."""
+    while process.returncode is None:
+        await asyncio.sleep(_POLL_S)
 
 
 async def _end(process: asyncio.subprocess.Process, reading: asyncio.Task[None]) -> None:
