@@ -8,6 +8,7 @@ from slime_core.config.functions import Resolve
 from slime_core.protocols import GenerateContext, SamplingParams, end_ids
 from slime_core.protocols.rollout import rendering_prompt
 from slime_core.protocols.turn import text_after
+from slime_core.rollout.generators.dialogue import MAX_CONTEXT
 from slime_core.rollout.group import reset
 from slime_core.runtime.replaced import replaced
 from slime_core.samples import Sample, Status
@@ -30,6 +31,9 @@ class Roles:
     said. Its `reward` is the name of the reward that scores it (`slime.rewards`); the run's own where it has none. All roles are the
     policy, or some of it: a role with `train = false` is heard and not trained on. `metadata["roles"]` has the role of a sample and
     what each role said.
+
+    What roles said may fill the context: where it leaves a later one no token to say, the roles before it are returned, the last of
+    them TRUNCATED, and `metadata["roles"]` has `ended_by` (`max_context_len`) and `not_reached`, the roles that did not speak.
     """
 
     def __init__(self, *, settings: AgentsSection, resolve: Resolve) -> None:
@@ -40,7 +44,7 @@ class Roles:
     async def __call__(
         self, ctx: GenerateContext, sample: Sample, params: SamplingParams
     ) -> Sample | list[Sample]:
-        """Generate the samples of all roles; an abort gives back the prompt alone, as nothing that was said is kept."""
+        """Generate the samples of the roles; an abort gives back the prompt alone, as nothing that was said is kept."""
         template = self._templates.of(ctx.tokenizer, sample.apply_chat_template_kwargs)
         task = opening_messages(sample, None)[-1]["content"]
         said: dict[str, str] = {}
@@ -48,11 +52,10 @@ class Roles:
         for number, role in enumerate(self._roles):
             one = reset(sample)
             one.session_id, one.rollout_id = sample.session_id, sample.index
-            system = self._system_prompt if role.system_prompt is None else role.system_prompt
-            messages: list[dict[str, Any]] = [{"role": "user", "content": role.asked(task, said)}]
-            if system is not None:
-                messages.insert(0, {"role": "system", "content": system})
-            one.tokens = template.opening(messages)
+            one.tokens = template.opening(self._messages(role, role.asked(task, said)))
+            if made and ctx.max_context_len is not None and len(one.tokens) >= ctx.max_context_len:
+                made[-1].status = Status.TRUNCATED
+                break
             # Roles whose prompts are of one length are not to draw the same numbers.
             seed = None if params.seed is None else params.seed + (number << 32)
             await ctx.turn(one, replaced(params, seed=seed))
@@ -68,6 +71,15 @@ class Roles:
             if not role.train:
                 one.loss_mask = [0] * one.response_length
             made.append(one)
-        for role, one in zip(self._roles, made, strict=True):
-            one.metadata = {**sample.metadata, ROLES: {"role": role.name, "said": said}}
+        record: dict[str, Any] = {"said": said}
+        if missing := [role.name for role in self._roles[len(made) :]]:
+            record |= {"ended_by": MAX_CONTEXT, "not_reached": missing}
+        for role, one in zip(self._roles, made, strict=False):
+            one.metadata = {**sample.metadata, ROLES: {"role": role.name, **record}}
         return made if len(made) > 1 else made[0]
+
+    def _messages(self, role: AgentRole, asked: str) -> list[dict[str, Any]]:
+        """Return what a role hears."""
+        system = self._system_prompt if role.system_prompt is None else role.system_prompt
+        messages = [{"role": "user", "content": asked}]
+        return messages if system is None else [{"role": "system", "content": system}, *messages]
