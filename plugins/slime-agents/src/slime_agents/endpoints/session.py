@@ -76,6 +76,8 @@ class Session:
     earlier: dict[str, Sequence[Message]] = field(default_factory=dict)
     """Histories by the ids of answers that they end with."""
     _asked: list[_Asked] = field(default_factory=list)
+    _n_turns: int = 0
+    """Turns that began, or are about to."""
 
     @property
     def is_aborted(self) -> bool:
@@ -149,17 +151,23 @@ class Session:
                 "too_many_at_once",
                 f"session {self.id} has {most} requests in flight, the most there may be",
             )
-        if self.tape.n_begun >= self.limits.max_turns:
+        if self._n_turns >= self.limits.max_turns:
             self.hit = self.hit or "max_turns"
             raise Refused(429, "max_turns", f"session {self.id} has had its {self.limits.max_turns} turns")
-        turn = asyncio.create_task(
-            self.tape.turn(ask.messages, ask.tools, max_tokens=ask.max_tokens, stop=ask.stop),
-            name=f"turn {self.id}",
-        )
+        self._n_turns += 1
+        turn = asyncio.create_task(self._turn(ask), name=f"turn {self.id}")
         asked = _Asked(ask=ask, turn=turn, is_gone=is_gone)
         self._asked.append(asked)
         turn.add_done_callback(lambda _: self._forget_failed())
         return asked
+
+    async def _turn(self, ask: Ask) -> TapeTurn:
+        """Let the policy speak; a request that begins no turn takes none of the session's."""
+        try:
+            return await self.tape.turn(ask.messages, ask.tools, max_tokens=ask.max_tokens, stop=ask.stop)
+        except (DataError, TapeFull):
+            self._n_turns -= 1
+            raise
 
     def _forget_failed(self) -> None:
         self._asked = [one for one in self._asked if not one.turn.done() or one.answer() is not None]
