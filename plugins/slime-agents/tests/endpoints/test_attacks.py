@@ -139,10 +139,10 @@ def test_a_client_that_asks_again_while_its_turn_is_generated_waits_for_that_tur
 
 
 def test_two_clients_that_ask_the_same_side_by_side_get_a_turn_each():
-    engine, body = HoldingEngine(), {**CHAT, "max_tokens": 100}
+    engine = HoldingEngine()
 
     async def agent(base_url, api_key, task):
-        asking = [asyncio.create_task(post(base_url, api_key, body=body)) for _ in range(2)]
+        asking = [asyncio.create_task(post(base_url, api_key)) for _ in range(2)]
         await engine.has(2)
         engine.gate.set()
         (_, one), (_, other) = await asyncio.gather(*asking)

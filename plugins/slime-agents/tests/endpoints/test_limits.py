@@ -1,4 +1,4 @@
-"""Limits of a session hold for requests side by side, and turns that end in another way take nothing from the others."""
+"""The limit on turns of a session holds for requests side by side; a request that begins none takes none."""
 
 from __future__ import annotations
 
@@ -80,97 +80,18 @@ def test_a_request_that_begins_no_turn_takes_none():
     assert asyncio.run(main()).n_sampled == 10
 
 
-def test_requests_at_once_have_the_tokens_of_the_session_together():
-    """Of 100: 30 and the end, the same, and what is left of 50; the last one finds nothing."""
+def test_a_turn_that_finds_no_token_left_takes_none():
     engine = Saying()
+    engine.gate.set()
 
     async def main():
-        session = session_of(engine)
-        asking = [asked(session, said) for said in ("30", "30", "50", "1")]
-        engine.gate.set()
-        return session, await asyncio.gather(*asking, return_exceptions=True)
+        session = session_of(engine, max_new_tokens=10, max_turns=2)
+        found = [
+            await asked(session, "9"),
+            *(await asyncio.gather(asked(session, "9"), return_exceptions=True)),
+        ]
+        return session, found
 
     session, found = asyncio.run(main())
-    assert lengths(found) == [31, 31, 38, "context_length_exceeded"]
-    assert (session.tape.n_sampled, session.hit) == (100, "tokens")
-
-
-def test_requests_whose_tokens_all_fit_are_generated_side_by_side_and_one_more_waits():
-    engine = Saying()
-
-    async def main():
-        session = session_of(engine)
-        asking = [asked(session, "20", max_tokens=40) for _ in range(3)]
-        await settled()
-        n_at_once = engine.n_came
-        engine.gate.set()
-        return n_at_once, await asyncio.gather(*asking)
-
-    n_at_once, found = asyncio.run(main())
-    assert n_at_once == 2
-    assert lengths(found) == [21, 21, 21]
-
-
-def test_the_context_bounds_what_a_request_holds():
-    """A prompt of 19 tokens and its own 2: in a context of 61, 40 are left to say."""
-    engine = Saying()
-
-    async def main():
-        session = session_of(engine, context=61)
-        asking = [asked(session, "20") for _ in range(2)]
-        await settled()
-        n_at_once = engine.n_came
-        engine.gate.set()
-        return n_at_once, await asyncio.gather(*asking)
-
-    n_at_once, found = asyncio.run(main())
-    assert (n_at_once, lengths(found)) == (2, [21, 21])
-
-
-def test_a_turn_that_fails_gives_its_tokens_to_those_that_wait():
-    engine = Saying()
-
-    async def main():
-        session = session_of(engine)
-        asking = [asked(session, "fail"), asked(session, "120")]
-        await settled()
-        assert engine.n_came == 1
-        engine.gate.set()
-        return await asyncio.gather(*asking, return_exceptions=True)
-
-    assert lengths(asyncio.run(main())) == ["engine", 100]
-
-
-@pytest.mark.parametrize("cancelled", [0, 1])
-def test_a_turn_that_is_cancelled_in_flight_or_while_it_waits_holds_nothing(cancelled):
-    engine = Saying()
-
-    async def main():
-        session = session_of(engine)
-        turns = [
-            asyncio.create_task(session.tape.turn([{"role": "user", "content": said}]))
-            for said in ("9", "10", "120")
-        ]
-        await settled()
-        turns[cancelled].cancel()
-        await settled()
-        engine.gate.set()
-        return await asyncio.gather(*turns, return_exceptions=True)
-
-    found = asyncio.run(main())
-    assert isinstance(found.pop(cancelled), asyncio.CancelledError)
-    first = 11 if cancelled == 0 else 10
-    assert lengths(found) == [first, 100 - first]
-
-
-def test_a_session_that_is_closed_ends_turns_that_wait():
-    engine = Saying()
-
-    async def main():
-        session = session_of(engine)
-        asking = [asked(session, "9") for _ in range(3)]
-        await settled()
-        await session.close()
-        return await asyncio.gather(*asking, return_exceptions=True)
-
-    assert [type(one) for one in asyncio.run(main())] == [asyncio.CancelledError] * 3
+    assert lengths(found) == [10, "context_length_exceeded"]
+    assert session.hit == "tokens"

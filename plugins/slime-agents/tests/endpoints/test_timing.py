@@ -36,8 +36,7 @@ class TakesTwenty(SayingEngine):
 
 def test_the_time_of_turns_side_by_side_at_the_engine_is_none_of_the_programs():
     async def agent(base_url, api_key, task):
-        messages = [[{"role": "user", "content": text}] for text in ("left", "right")]
-        asked = [{"messages": each, "max_tokens": 10} for each in messages]
+        asked = [{"messages": [{"role": "user", "content": text}]} for text in ("left", "right")]
         await asyncio.gather(*(post(base_url, api_key, body=body) for body in asked))
         asyncio.get_running_loop().ahead_s += 5.0
         return 1.0

@@ -20,7 +20,6 @@ from slime_core.runtime.busy import Busy
 from slime_core.samples import Sample, Status
 
 from slime_agents.tape.branch import Branch
-from slime_agents.tape.budget import TokenBudget
 from slime_agents.tape.messages import Message, difference
 from slime_agents.tape.reading import read_turn
 from slime_agents.tape.template import ChatTemplate
@@ -44,7 +43,7 @@ class Tape:
     Args:
         ctx: generates turns, and appends what others say.
         sample: that the session is for; it is left as it is.
-        params: how turns are drawn; `max_new_tokens` bounds all turns of the session together, also those side by side.
+        params: how turns are drawn; `max_new_tokens` bounds all turns of the session together.
         template: renders what others say, and says how calls are written.
         name: what ids of calls begin with.
     """
@@ -60,7 +59,6 @@ class Tape:
     ) -> None:
         self._ctx, self._given, self._params = ctx, sample, params
         self._template, self._name = template, name
-        self._tokens = TokenBudget(params.max_new_tokens)
         self._ends = end_ids(ctx.tokenizer, params.stop_token_ids)
         self.branches: list[Branch] = []
         self.forks: list[Fork] = []
@@ -99,7 +97,7 @@ class Tape:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> TapeTurn:
-        """Let the policy speak. A turn waits while others hold tokens of the session that it may come to need.
+        """Let the policy speak.
 
         Args:
             messages: the client's whole history, in the form of `tape.messages`; the last one is not the assistant's.
@@ -110,7 +108,7 @@ class Tape:
         Raises:
             DataError: the chat template refuses the messages, or nobody speaks before the policy.
             TapeAborted: the rollout has all that it needs.
-            TapeFull: no token is left, so that no turn began.
+            TapeFull: no token is left.
         """
         wanted, key = list(messages), json.dumps(tools, sort_keys=True, default=str) if tools else ""
         if not wanted or wanted[-1]["role"] == "assistant":
@@ -197,31 +195,19 @@ class Tape:
     async def _speak(
         self, branch: Branch, wanted: list[Message], max_tokens: int | None, stop: tuple[str, ...]
     ) -> TapeTurn:
-        sample, all_of_it = branch.sample, self._params.max_new_tokens
-        most = all_of_it if max_tokens is None else min(all_of_it, max_tokens)
-        if self._ctx.max_context_len is not None:
-            most = min(most, self._ctx.max_context_len - len(sample.tokens))
-        n_before, n = len(sample.tokens), await self._tokens.reserve(most)
-        try:
-            if not n and most:
-                raise TapeFull(f"the session has sampled its {all_of_it} tokens")
-            return await self._generated(branch, wanted, n, stop)
-        finally:
-            self._tokens.release(n - (len(sample.tokens) - n_before))
-
-    async def _generated(
-        self, branch: Branch, wanted: list[Message], max_tokens: int, stop: tuple[str, ...]
-    ) -> TapeTurn:
-        """Have the turn generated that answers a branch, of at most `max_tokens`."""
         sample, number = branch.sample, self.n_begun
+        left = self._params.max_new_tokens - self.n_sampled
+        if left < 1:
+            raise TapeFull(f"the session has sampled its {self._params.max_new_tokens} tokens")
         self.n_begun += 1
         if sample.status is Status.TRUNCATED:  # a turn that was cut off is history like any other
             sample.status = Status.COMPLETED
         asked_at = Mark(len(wanted), len(sample.tokens), len(branch.ends))
+        most = sample.generated_length + min(left, left if max_tokens is None else max_tokens)
         seed = self._params.seed
         params = dataclasses.replace(
             self._params,
-            max_new_tokens=sample.generated_length + max_tokens,
+            max_new_tokens=most,
             stop=(*self._params.stop, *stop),
             # A branch that begins where another one went on is to draw something else there.
             seed=None if seed is None else seed + (branch.number << 32),
