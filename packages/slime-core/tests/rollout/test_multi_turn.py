@@ -156,6 +156,22 @@ def test_an_evaluation_has_a_context_of_its_own_for_all_turns(own, response, tur
         assert (sample.response, record_of(sample)["ended_by"]) == (response, "max_context_len")
 
 
+@pytest.mark.parametrize(
+    ("options", "ended", "flag"),
+    [
+        ({"max_environment_tokens": 5}, "max_environment_tokens", "--max-environment-tokens"),
+        ({"context": 7}, "max_context_len", "the bound on the context"),
+    ],
+)
+def test_a_conversation_whose_opening_finds_no_room_fails_and_says_why(options, ended, flag):
+    """A prompt of 2 tokens, an opening of 6."""
+    (sample,) = converse(ECHO, Scripted(b"cdef"), environment_args={"opening": "sixsix"}, **options)
+    assert (sample.status, sample.response_length, record_of(sample)["ended_by"]) == (Status.FAILED, 0, ended)
+    assert sample.failure.endswith(
+        f"what it says first has 6 tokens, and there is no room for them; raise {flag}"
+    )
+
+
 def test_an_answer_that_was_cut_off_is_scored_too():
     args = {"ends": 9, "scores": True}
     (sample,) = converse(ECHO, Scripted(b"cdef"), max_new_tokens=3, environment_args=args)

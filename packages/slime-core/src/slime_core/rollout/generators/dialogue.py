@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from slime_core.protocols import MULTI_TURN, Environment, GenerateContext, Obser
 from slime_core.protocols.turn import text_to_stop
 from slime_core.runtime.deadline import within
 from slime_core.samples import Sample, Status
+
+logger = logging.getLogger(__name__)
 
 #: Why a conversation ended: the environment said so, or which budget was spent, or the rollout has all that it needs.
 DONE, ABORTED = "done", "aborted"
@@ -58,7 +61,7 @@ class Dialogue:
             use(self.ctx.services)
         if record is None:
             opening = await self._ask("reset", lambda: self.environment.reset(self.sample))
-            ended = self._put(*self._ids(opening)) if opening is not None else None
+            ended = self._open(*self._ids(opening)) if opening is not None else None
         else:
             self.turns, self.reward, self.info = record["turns"], record["reward"], list(record["info"])
             state = record["state"]
@@ -66,7 +69,7 @@ class Dialogue:
             ended = None
         while ended is None:
             ended = await self._turn()
-        if ended not in (DONE, ABORTED):
+        if ended not in (DONE, ABORTED) and self.sample.status is not Status.FAILED:
             self.sample.status = Status.TRUNCATED
         self._write(ended)
 
@@ -117,6 +120,17 @@ class Dialogue:
             self.ctx.tokenizer,
             skip_special_tokens=skip,
         )[0]
+
+    def _open(self, ids: list[int], text: str | None) -> str | None:
+        """Append what the environment says first. Where there is no room for it nobody can say anything, and the sample fails."""
+        if (ended := self._put(ids, text)) is not None:
+            flag = (
+                "--max-environment-tokens" if ended == MAX_ENVIRONMENT_TOKENS else "the bound on the context"
+            )
+            self.sample.status = Status.FAILED
+            self.sample.failure = f"{self._who()}: what it says first has {len(ids)} tokens, and there is no room for them; raise {flag}"
+            logger.warning("%s", self.sample.failure)
+        return ended
 
     def _put(self, ids: list[int], text: str | None) -> str | None:
         """Append what the environment says, if there is room for it; returns the budget that it breaks."""
