@@ -33,7 +33,7 @@ def problems(registry, capsys):
         stages, found = read_runs(
             list(translation.recipes), list(translation.flags), registry=registry, translation=translation
         )
-        found = [*found, *check_stages(stages, registry, to_train=True)]
+        found = [*found, *check_stages(stages, registry, to_train=True, is_translated=True)]
         if not found:
             settings = stages[0].settings
             path = type(stages[0].folder)(settings.model.hf_checkpoint)
