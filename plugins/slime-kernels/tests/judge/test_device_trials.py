@@ -160,6 +160,18 @@ def test_what_is_wrong_is_caught_where_it_is_launched(measuring, lines, status, 
     assert said in verdict.message
 
 
+def test_what_answers_in_the_place_of_torch_where_it_is_timed_is_seen_before_it_is_asked(measuring):
+    evaluator = measuring()
+    evaluator._static_gate = lambda tree: ()
+    _, source = candidates("cheats")["method_put_back_while_the_answer_is_read"]
+    late = source.replace(
+        "        put(torch.Tensor, told)", "        if x.numel() > 200: put(torch.Tensor, told)"
+    )
+    verdict = evaluator.evaluate(PROBLEM, late.replace("launch(-x, y)", "launch(x, y)"))
+    assert (verdict.status, verdict.gate, verdict.reward) == ("rejected", "honest", 0.0)
+    assert verdict.message == "changed Tensor.detach"
+
+
 @pytest.mark.parametrize(
     "lines",
     [

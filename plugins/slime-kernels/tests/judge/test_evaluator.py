@@ -6,6 +6,7 @@ import os
 import tempfile
 
 import pytest
+from slime_kernels.judge.evaluator import Evaluator
 
 from ..kernel_corpus import KERNEL_IMPORTS, RELU, candidates, written
 
@@ -64,6 +65,22 @@ def test_a_cheat_that_only_running_shows_is_caught(evaluator, name):
     assert not evaluator.evaluate(problem, source).correct
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("method_put_back_while_the_answer_is_read", "changed Tensor.detach"),
+        ("method_of_the_answer_itself", "changed detach of a tensor"),
+    ],
+)
+def test_what_would_answer_in_the_place_of_torch_is_seen_before_it_is_asked(
+    evaluator, fork_server, name, said
+):
+    alone = Evaluator(evaluator.settings, fork_server, static_gate=lambda tree: ())
+    verdict = alone.evaluate(*candidates("cheats")[name])
+    assert (verdict.status, verdict.gate) == ("rejected", "honest"), verdict.message
+    assert verdict.message == said
+
+
 def test_a_race_is_seen(evaluator):
     problem, _, wrong = written()["mse_loss"]
     verdict = evaluator.evaluate(problem, wrong[1]["source"])
@@ -114,8 +131,6 @@ BAD = {
 def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator, fork_server, monkeypatch, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
     from dataclasses import replace
-
-    from slime_kernels.judge.evaluator import Evaluator
 
     n = int(os.environ.get("SLIME_KERNELS_EVALUATIONS", "20"))
     quick = Evaluator(replace(evaluator.settings, timeout_s=8.0, memory_bytes=1 << 30), fork_server)

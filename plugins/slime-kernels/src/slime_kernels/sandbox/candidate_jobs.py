@@ -29,6 +29,8 @@ from slime_kernels.sandbox.watch import Watch, WatchedWork
 assert CUDABackend  # imported before the fork, and not once an evaluation
 assert gluon  # which the first launch would import
 CANDIDATE = "/box/candidate.py"
+#: What Python adds to modules and classes by itself, when it first warns there or is asked for annotations.
+_MADE_BY_PYTHON = frozenset({"__warningregistry__", "__annotations__", "__annotations_cache__"})
 
 
 def prepare() -> None:
@@ -131,7 +133,9 @@ def try_trials(
         if group != trial["group"]:
             group, inputs = trial["group"], fresh if guards is None else guards.placed(fresh)
             given = moved(decode(trial["given"], buffers), device)
-            model = on_device(build(names["ModelNew"], given, trial), device)
+            model = build(names["ModelNew"], given, trial)
+            check_surroundings(before)
+            model = on_device(model, device)
             if guards is not None:
                 guards.place_weights(model)
         else:  # other numbers in the same memory: an answer that is kept for an address is wrong
@@ -142,6 +146,7 @@ def try_trials(
         with torch.no_grad(), work.recording() as launches, Watch(work, guards) as watch:
             torch.manual_seed(trial["seed"])
             result = model(*inputs)
+            check_surroundings(before, result)  # what it changed, it could put back while its answer is read
             settle()
         if guards is not None:
             guards.check()
@@ -151,7 +156,6 @@ def try_trials(
             seen["outputs"] = watch.outputs(result)
             seen["answer"] = encode(result, out)
         trials.append(seen)
-    check_surroundings(before)
     return {"trials": trials}, out
 
 
@@ -178,13 +182,14 @@ def _bytes(value: Any) -> list[bytes]:
 def surroundings() -> dict[str, dict[str, int]]:
     """Return the identities of everything in the modules and classes that a candidate could change for its good.
 
-    Of `torch.cuda`, which notes there what it has done, those of what can be called.
+    Of `torch.cuda`, which notes there what it has done, those of what can be called; of other modules all but their submodules.
     """
     owners: list[Any] = [
         torch,
         torch.nn,
         torch.nn.functional,
         torch.Tensor,
+        torch.nn.Parameter,
         torch.nn.Module,
         torch.cuda.Event,
         torch.cuda.Stream,
@@ -199,19 +204,36 @@ def surroundings() -> dict[str, dict[str, int]]:
         interpreter.InterpretedFunction,
         jit.JITFunction,
     ]
-    found = {owner.__name__: {name: id(one) for name, one in vars(owner).items()} for owner in owners}
+    found = {owner.__name__: _identities(owner) for owner in owners}
     calls = {name: id(one) for name, one in vars(torch.cuda).items() if callable(one)}
     return found | {torch.cuda.__name__: calls}
 
 
-def check_surroundings(before: Mapping[str, Mapping[str, int]]) -> None:
-    """Check that everything is as it was; raises TamperError."""
+def _identities(owner: Any) -> dict[str, int]:
+    return {
+        name: id(one)
+        for name, one in vars(owner).items()
+        if not isinstance(one, types.ModuleType) and name not in _MADE_BY_PYTHON
+    }
+
+
+def check_surroundings(before: Mapping[str, Mapping[str, int]], answer: Any = None) -> None:
+    """Check that everything is as it was, and that no tensor of an answer has attributes of its own, which would be asked in torch's place.
+
+    Args:
+        before: as `surroundings` returned it.
+        answer: what a candidate answered.
+
+    Raises:
+        TamperError: something was changed, added or taken away.
+    """
     after = surroundings()
     changed = [
         f"{owner}.{name}"
         for owner, names in before.items()
-        for name, one in names.items()
-        if after[owner].get(name) != one
+        for name in sorted(names.keys() | after[owner].keys())
+        if after[owner].get(name) != names.get(name)
     ]
+    changed += [f"{name} of a tensor" for one in tensors_of(answer) for name in vars(one)]
     if changed:
         raise TamperError(f"changed {', '.join(changed[:5])}")

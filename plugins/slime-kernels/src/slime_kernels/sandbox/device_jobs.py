@@ -59,6 +59,11 @@ class CudaClock:
 
     def __init__(self, cache_bytes: int) -> None:
         self._event, self._host = torch.cuda.Event, CpuClock(wait=torch.cuda.synchronize)
+        self._record, self._wait, self._elapsed = (
+            self._event.record,
+            self._event.synchronize,
+            self._event.elapsed_time,
+        )
         size = max(_LEAST_FLUSHED_BYTES, 2 * cache_bytes)
         self._flushed = torch.empty(size, dtype=torch.uint8, device="cuda")
 
@@ -69,13 +74,13 @@ class CudaClock:
     def mark(self) -> torch.cuda.Event:
         """Record an event."""
         event = self._event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types there
-        event.record()
+        self._record(event)
         return event
 
     def between_us(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         """Wait for the second event, and return the time between both."""
-        last.synchronize()
-        return 1e3 * float(first.elapsed_time(last))
+        self._wait(last)
+        return 1e3 * float(self._elapsed(first, last))
 
     def drain_us(self) -> float:
         """Wait for all streams of the device."""
@@ -160,14 +165,13 @@ def time_candidate(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str
         BoundsError: a kernel wrote outside what it made.
     """
     clock, work = start(header), Launched(header["device"])
-    before = surroundings()
     timed = _Timed(header, clock)
+    timed.before = surroundings()
     timed.build(load(header["code"])["ModelNew"])
     timed.work = work
     timed.watch()  # before what has no guards: it may write where this process keeps its own
     measured = timed.measure()
     timed.watch()
-    check_surroundings(before)
     return {"measured": measured, "answers": timed.answers, "watched": timed.watched}, []
 
 
@@ -204,6 +208,8 @@ class _Timed:
         self.model: Any = None
         self.work: Launched | None = None
         """Launches the kernels of what is watched between calls; nothing is where None."""
+        self.before: dict[str, dict[str, int]] | None = None
+        """What torch, Triton and Python were before the candidate came; nothing is looked at where None."""
         self.answers: list[dict[str, Any]] = []
         self.watched: list[dict[str, Any]] = []
         """What some calls had PyTorch compute, and how many kernels they launched."""
@@ -216,12 +222,15 @@ class _Timed:
     def build(self, module: Any) -> None:
         """Make the module that is timed, with the problem's weights."""
         trial = {"weights": 0, "dtype": "float32"}
-        self.model = on_device(problem_jobs.build(module, self._given, trial), self._device)
+        model = problem_jobs.build(module, self._given, trial)
+        self._check()
+        self.model = on_device(model, self._device)
 
     def measure(self) -> dict[str, Any]:
         """Return how long a call takes."""
         with torch.no_grad():
             measured = measure(self._call, self._clock, self._plan, before=self._before)
+            self._check()
             self._tell()
         return asdict(measured)
 
@@ -235,8 +244,14 @@ class _Timed:
     def _call(self) -> None:
         self._result = self.model(*self._now)
 
+    def _check(self) -> None:
+        """Check what the last call left, before anything of its answer is read: it could put back meanwhile what it changed."""
+        if self.before is not None:
+            check_surroundings(self.before, self._result)
+
     def _before(self, number: int) -> None:
-        """Tell the last call's answer if that was drawn, and make another call under watch if that was; then make all new."""
+        """Check the last call, tell its answer if that was drawn, and make another call under watch if that was; then make all new."""
+        self._check()
         if self._tells and len(self.answers) < _MOST_TOLD:
             self._tell()
         if self.work is not None and self._draw.random() < _WATCHED_SHARE:
@@ -251,6 +266,7 @@ class _Timed:
         self._renew()
         with torch.no_grad(), self.work.recording() as launches, Watch(self.work, self._guards) as watch:
             self._call()
+            self._check()
             self._clock.drain_us()
         self._guards.check()
         self.watched.append({"delegated": sorted(set(watch.delegated)), "launches": len(launches)})
