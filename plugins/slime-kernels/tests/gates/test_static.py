@@ -51,10 +51,59 @@ def test_the_honest_lookalikes_pass():
         ("return [torch][0].relu(x)", "forbidden"),
         ("return tl.inline_asm_elementwise", "forbidden"),
         ("return triton.testing.do_bench", "forbidden"),
+        ("[0 for torch in ()]; return torch.hub.sys", "forbidden"),
+        ("f = lambda: (torch := 1); return torch.hub.sys", "forbidden"),
+        ("return x.map2_(x, x, max)", "forbidden"),
+        ("return '{0.gi_frame.f_back}'.format(x)", "forbidden"),
+        ("return '{:{0.gi_frame}}'.format(x)", "forbidden"),
+        ("text = '{0.gi_frame}'; return text.format(x)", "forbidden"),
+        ("return '{x.gi_frame}'.format_map({'x': x})", "forbidden"),
+        ("raise ValueError('{} of {n!r:>8}'.format(x, n=1))", None),
+        ("return self.net.compile()", "forbidden"),
+        ("return self.register_state_dict_post_hook(x)", "forbidden"),
+        ("return self.register_buffer('b', x)", None),
+        ("return torch.Tensor.detach(x)", "forbidden"),
+        ("return [torch.Tensor]", "forbidden"),
+        ("assert isinstance(x, (torch.Tensor, nn.Parameter))", None),
+        ("return [ModelNew]", "forbidden"),
+        ("return ModelNew.forward(x, x)", "forbidden"),
+        ("self = x; self.detach = None", "forbidden"),
+        ("[0 for self in [x] for self.detach in [x]]", "forbidden"),
+        ("del (self.a, x.b)", "forbidden"),
+        ("self.a = x", None),
     ],
 )
 def test_a_line_breaks_the_rule(line, rule):
     assert rules(line) == set() if rule is None else rule in rules(line)
+
+
+def test_what_a_nested_function_binds_is_a_module_around_it():
+    line = "f = lambda: 0\n        def g():\n            torch = 1\n        return torch.hub.sys"
+    assert ["torch.hub.sys" in one.text for one in findings(GOOD.format(line))] == [True]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def put(self, f):\n    self.detach = f\n",
+        "put = lambda self, f: [0 for self.detach in [f]]\n",
+        "class A:\n    @staticmethod\n    def put(self, f):\n        self.detach = f\n",
+        "class A:\n    def put(self, f):\n        self.detach = f\n    raw = [put]\n",
+        "class A:\n    def put(self, f):\n        self.detach = f\n    def use(self, raw=put):\n        raw(1, 2)\n",
+        "def keep(f):\n    return f\nclass A:\n    @keep\n    def put(self, f):\n        self.detach = f\n",
+        "def keep(c):\n    return c\n@keep\nclass A:\n    def put(self, f):\n        self.detach = f\n",
+        "class A:\n    def put(self, f):\n        def inner(self):\n            self.detach = f\n        inner(f)\n",
+        "class A:\n    def put(self, f):\n        for self in f:\n            self.detach = f\n",
+        "class A:\n    def put(self, f):\n        self.detach = f\nA.put(1, 2)\n",
+        "class A:\n    def put(self, f):\n        self.detach = f\nB = A\n",
+        "class A(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, f):\n        ctx.detach = f\nA().forward(1, 2)\n",
+        "class A(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, f):\n        ctx.forward(f, f)\n",
+        "def staticmethod(f):\n    return f\n",
+        "def f(isinstance):\n    return isinstance(torch.Tensor)\n",
+    ],
+)
+def test_a_method_that_writes_to_its_object_gets_no_other(code):
+    assert {one.rule for one in findings(GOOD.format("return x") + code)} == {"forbidden"}
 
 
 def test_a_syntax_error_is_a_finding_with_its_line():

@@ -113,6 +113,8 @@ BUILTINS = frozenset(
 )
 #: Special methods that a class of a candidate may define.
 METHODS = frozenset({"__init__", "__call__", "__repr__", "__post_init__"})
+#: Classes of torch that are objects themselves, which would be changed for all: they are called, derived from, asked for and annotated.
+CLASSES = frozenset({"torch.Tensor", "torch.nn.Module", "torch.nn.Parameter", "torch.autograd.Function"})
 BASES = frozenset(
     [
         "nn.Module",
@@ -125,3 +127,70 @@ BASES = frozenset(
         "Module",
     ]
 )
+#: Parts of torch that are no computation: said so, whatever else they are.
+TORCH_REFUSED = frozenset(
+    [
+        "ops",
+        "compile",
+        "jit",
+        "library",
+        "utils",
+        "overrides",
+        "multiprocessing",
+        "load",
+        "save",
+        "hub",
+        "fx",
+        "backends",
+        "set_default_dtype",
+        "manual_seed",
+        "set_default_device",
+        "get_rng_state",
+        "set_rng_state",
+        "classes",
+        "package",
+        "profiler",
+    ]
+)
+#: Attributes of any object by which code, other memory or other launches would be reached.
+ATTRIBUTES_REFUSED = frozenset(
+    [
+        *(
+            "data_ptr",
+            "untyped_storage",
+            "storage",
+            "set_",
+            "share_memory_",
+            "as_subclass",
+            "apply_",
+            "map_",
+            "map2_",
+        ),
+        *("numpy", "tolist", "run", "fn", "src", "warmup", "add_pre_run_hook", "pre_run_hooks", "cache_hook"),
+        *(
+            "compile",
+            "format",
+            "format_map",
+            "f_globals",
+            "f_back",
+            "f_locals",
+            "f_builtins",
+            "f_code",
+            "f_trace",
+        ),
+        *(
+            "gi_frame",
+            "gi_code",
+            "cr_frame",
+            "cr_code",
+            "ag_frame",
+            "ag_code",
+            "tb_frame",
+            "tb_next",
+            "func_globals",
+        ),
+        *("mro", "fget", "fset", "fdel"),
+    ]
+)
+#: Methods of modules that keep what they are given; all others of such names call it, in whatever the evaluator does later.
+REGISTERING = frozenset({"register_buffer", "register_parameter", "register_module"})

@@ -11,16 +11,20 @@ import ast
 from torch import Tensor
 
 from slime_kernels.gates.allowed import (
+    ATTRIBUTES_REFUSED,
     BASES,
     BUILTINS,
+    CLASSES,
     LIBDEVICE,
     METHODS,
     MODULES,
     NOT_IN_LANGUAGE,
+    REGISTERING,
     TORCH,
     TORCH_CUDA,
     TORCH_IN_CONSTRUCTOR,
     TORCH_NN,
+    TORCH_REFUSED,
     TRITON,
     VALUELESS,
 )
@@ -28,6 +32,15 @@ from slime_kernels.gates.findings import Finding, line_of, path_of
 from slime_kernels.gates.inductor import plain
 from slime_kernels.gates.names import Names, read_names
 from slime_kernels.gates.repetitions import without_repetitions
+from slime_kernels.gates.scopes import (
+    RELIED_ON,
+    bound_in,
+    is_plain_format,
+    methods_with_owner,
+    owner_of,
+    parameters,
+    plain_uses,
+)
 
 ENTRY = "ModelNew"
 _MOST_CHARACTERS = 100_000
@@ -99,42 +112,86 @@ class _Visitor(ast.NodeVisitor):
         """Names that a function around has given a meaning of their own."""
         self._own: set[str] = set()
         """Names that the candidate's classes give what they have."""
+        self._owners: set[str] = set()
+        """Parameters of functions around that are objects of the candidate's own: `self`, `cls`, `ctx`."""
+        self._around: ast.ClassDef | None = None
+        """The class in whose body, and in no function of it, this is."""
+        self._classes: dict[str, bool] = {}
+        """The candidate's classes, and whether each is derived from autograd's Function."""
+        self._owned: set[str] = set()
+        """Names of methods that write to their own object."""
+        self._plain: set[int] = set()
+        """Nodes that name a class and hand it to nobody."""
 
     def _find(self, rule: str, node: ast.AST, text: str) -> None:
         self._findings.append(Finding(rule, line_of(node), text))
 
     def visit_Module(self, node: ast.Module) -> None:
         self._own = _own_names(node)
+        self._owned, self._plain = methods_with_owner(node, self._names), plain_uses(node, self._names)
+        for one in ast.walk(node):
+            if isinstance(one, ast.ClassDef):
+                bases = [self._names.path(base) for base in one.bases]
+                self._classes[one.name] = "torch.autograd.Function" in bases
         self.generic_visit(node)
 
     def visit_Match(self, node: ast.Match) -> None:
         self._find("forbidden", node, "has a match statement: its patterns read attributes")
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        if node.name in self._names.modules:
-            self._find("forbidden", node, f"takes the name of the import {node.name}")
+        self._binds(node, node.name)
         for base in node.bases:
             path = path_of(base)
             if path not in BASES and self._names.path(base) not in BASES:
                 self._find("forbidden", node, f"class {node.name} is derived from {path or 'an expression'}")
         if node.keywords:
             self._find("forbidden", node, f"class {node.name} has a metaclass")
+        for one in node.decorator_list:
+            if self._names.path(one.func if isinstance(one, ast.Call) else one) != "dataclasses.dataclass":
+                self._find("forbidden", node, f"hands the class {node.name} to a decorator")
+        outer, self._around = self._around, node
         self.generic_visit(node)
+        self._around = outer
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if _is_special(node.name) and node.name not in METHODS:
             self._find("forbidden", node, f"defines {node.name}")
-        if node.name in self._names.modules:
-            self._find("forbidden", node, f"takes the name of the import {node.name}")
+        self._binds(node, node.name)
         for part in (*node.decorator_list, node.args, *([node.returns] if node.returns else [])):
             self.visit(part)
-        was, self._in_kernel = self._in_kernel, self._in_kernel or node.name in self._names.kernels
-        outer, self._locals = self._locals, self._locals | _stored(node)
+        was = self._in_kernel, self._locals, self._owners, self._around
+        self._in_kernel = self._in_kernel or node.name in self._names.kernels
+        self._locals = self._locals | bound_in(node)
+        owner = owner_of(node, self._around, self._names)
+        self._owners = self._owners - parameters(node) | ({owner} if owner else set())
+        self._around = None
         self._functions.append(node.name)
         for statement in node.body:
             self.visit(statement)
         self._functions.pop()
-        self._in_kernel, self._locals = was, outer
+        self._in_kernel, self._locals, self._owners, self._around = was
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self.visit(node.args)
+        outer, self._owners = self._owners, self._owners - parameters(node)
+        self.visit(node.body)
+        self._owners = outer
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        if node.name:
+            self._binds(node, node.name)
+        self.generic_visit(node)
+
+    def visit_alias(self, node: ast.alias) -> None:
+        if (node.asname or node.name.partition(".")[0]) in RELIED_ON:
+            self._binds(node, str(node.asname or node.name))
+
+    def _binds(self, node: ast.AST, name: str) -> None:
+        """Check a name that a statement gives a meaning; those of assignments are looked at in `visit_Name`."""
+        if name in self._names.modules and not isinstance(node, ast.alias):
+            self._find("forbidden", node, f"takes the name of the import {name}")
+        if name in RELIED_ON:
+            self._find("forbidden", node, f"gives {name} another meaning")
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self._find("forbidden", node, "is asynchronous")
@@ -161,6 +218,9 @@ class _Visitor(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if node.id in BUILTINS or (_is_special(node.id) and node.id != "__name__"):
             self._find("forbidden", node, f"uses {node.id}")
+        if node.id in RELIED_ON and not isinstance(node.ctx, ast.Load):
+            self._binds(node, node.id)
+        self._class_as_value(node)
         path = None if node.id in self._locals else self._names.modules.get(node.id)
         if isinstance(node.ctx, ast.Store | ast.Del) and path is not None:
             self._find("forbidden", node, f"gives {node.id} another meaning")
@@ -169,7 +229,22 @@ class _Visitor(ast.NodeVisitor):
         elif path is not None:
             self._path(node, path)
 
+    def _class_as_value(self, node: ast.Name) -> None:
+        """Refuse what would let a method get another object than its own: its class, or its function where the class is made."""
+        methods = [] if self._around is None else self._around.body
+        if any(isinstance(one, ast.FunctionDef) and one.name == node.id for one in methods):
+            self._find("forbidden", node, f"uses the method {node.id} as a value")
+        if node.id in self._classes and node.id not in self._locals and id(node) not in self._plain:
+            self._find("forbidden", node, f"uses the class {node.id} as a value")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name) and self._classes.get(node.func.id):
+            self._find("forbidden", node, f"makes an object of {node.func.id}, which has `apply`")
+        self.generic_visit(node)
+
     def visit_arg(self, node: ast.arg) -> None:
+        if node.arg in RELIED_ON:
+            self._binds(node, node.arg)
         if node.arg in self._names.modules:
             self._find("forbidden", node, f"gives {node.arg} another meaning")
         self.generic_visit(node)
@@ -179,13 +254,16 @@ class _Visitor(ast.NodeVisitor):
             self._find("forbidden", node, f"uses the attribute {node.attr}")
         elif node.attr.startswith("_") and not self._is_own(node) and not _calls_super(node):
             self._find("forbidden", node, f"uses the private attribute {node.attr}")
-        if isinstance(node.ctx, ast.Store) and path_of(node.value) not in ("self", "ctx"):
+        if not isinstance(node.ctx, ast.Load) and path_of(node.value) not in self._owners - {"cls"}:
             self._find("forbidden", node, f"sets the attribute {node.attr} of what is not self")
+        if node.attr in self._owned and path_of(node.value) in {*self._classes, "ctx"}:
+            self._find("forbidden", node, f"uses the method {node.attr} of a class, and not of an object")
         path = self._names.path(node)
         if path is None or str(path_of(node)).partition(".")[0] in self._locals:
-            if node.attr in _METHODS_REFUSED and not self._is_own(node):
+            if _is_refused(node.attr) and not self._is_own(node) and not is_plain_format(node):
                 self._find("forbidden", node, f"uses {node.attr}")
-            self.visit(node.value)
+            if node.attr != "setter" or not isinstance(node.value, ast.Name):
+                self.visit(node.value)
         else:
             self._path(node, path)
 
@@ -196,7 +274,7 @@ class _Visitor(ast.NodeVisitor):
 
     def _is_own(self, node: ast.Attribute) -> bool:
         """Return whether this is an attribute of `self` that the candidate has made, and that tensors have not: `self` may be one."""
-        is_self = path_of(node.value) in ("self", "cls")
+        is_self = path_of(node.value) in self._owners - {"ctx"}
         return is_self and node.attr in self._own and not hasattr(Tensor, node.attr)
 
     @property
@@ -211,6 +289,10 @@ class _Visitor(ast.NodeVisitor):
             self._find("forbidden", node, f"uses the module {path} as a value")
         elif any(part.startswith("_") for part in rest.split(".")):
             self._find("forbidden", node, f"uses {path}")
+        elif any(path.startswith(f"{one}.") for one in CLASSES):
+            self._find("forbidden", node, f"uses {path}, which belongs to a class")
+        elif path in CLASSES and id(node) not in self._plain:
+            self._find("forbidden", node, f"uses the class {path} as a value")
         elif root == "torch":
             self._torch(node, path, first, more)
         elif root == "triton":
@@ -241,75 +323,19 @@ class _Visitor(ast.NodeVisitor):
             if not self._in_constructor and more.partition(".")[0] not in TORCH_NN:
                 self._find("delegation", node, f"computes by {path}")
         elif first not in (TORCH_IN_CONSTRUCTOR if self._in_constructor else TORCH) or (
-            more and first not in ("Tensor", "Size")
+            more and first != "Size"
         ):
-            rule = "forbidden" if first in _TORCH_REFUSED else "delegation"
+            rule = "forbidden" if first in TORCH_REFUSED else "delegation"
             self._find(rule, node, f"uses {path}, which is not for allocating or reshaping")
-
-
-#: Parts of torch that are no computation: said so, whatever else they are.
-_TORCH_REFUSED = frozenset(
-    [
-        "ops",
-        "compile",
-        "jit",
-        "library",
-        "utils",
-        "overrides",
-        "multiprocessing",
-        "load",
-        "save",
-        "hub",
-        "fx",
-        "backends",
-        "set_default_dtype",
-        "manual_seed",
-        "set_default_device",
-        "get_rng_state",
-        "set_rng_state",
-        "classes",
-        "package",
-        "profiler",
-    ]
-)
-#: Attributes of any object by which code, other memory or other launches would be reached.
-_METHODS_REFUSED = frozenset(
-    [
-        "data_ptr",
-        "untyped_storage",
-        "storage",
-        "set_",
-        "share_memory_",
-        "register_hook",
-        "register_forward_hook",
-        "register_forward_pre_hook",
-        "run",
-        "fn",
-        "src",
-        "warmup",
-        "add_pre_run_hook",
-        "pre_run_hooks",
-        "cache_hook",
-        "f_globals",
-        "f_back",
-        "f_locals",
-        "gi_frame",
-        "cr_frame",
-        "tb_frame",
-        "func_globals",
-        "mro",
-        "register_buffer_hook",
-        "as_subclass",
-        "apply_",
-        "map_",
-        "numpy",
-        "tolist",
-    ]
-)
 
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
+
+
+def _is_refused(name: str) -> bool:
+    """Return whether this is an attribute of any object that nothing may use."""
+    return name in ATTRIBUTES_REFUSED or (name.startswith("register_") and name not in REGISTERING)
 
 
 def _is_libdevice(path: str) -> bool:
@@ -342,12 +368,3 @@ def _calls_super(node: ast.Attribute) -> bool:
         and isinstance(inner.func, ast.Name)
         and inner.func.id == "super"
     )
-
-
-def _stored(function: ast.FunctionDef) -> set[str]:
-    """Return the names that are assigned somewhere in a function: there they are its own."""
-    return {
-        node.id
-        for node in ast.walk(function)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del)
-    }
