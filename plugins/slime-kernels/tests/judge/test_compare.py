@@ -35,6 +35,44 @@ def test_numbers_are_compared_to_a_tolerance_and_nan_is_only_nan(ours, theirs, s
     assert (compare(ours, theirs) is None) == same
 
 
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_a_float32_matrix_product_in_another_order_is_the_same_in_400_trials(block):
+    drawn, differ = np.random.default_rng(0), 0
+    for trial in range(400):
+        a, b = (
+            drawn.standard_normal(shape, np.float32) * (1 + trial % 2 / 2) for shape in ((7, 2500), (2500, 7))
+        )
+        wanted, found = np.float32(a) @ np.float32(b), np.zeros((7, 7), np.float32)
+        for k in range(0, 2500, block):
+            found += np.float32(a[:, k : k + block]) @ np.float32(b[k : k + block])
+        differ += compare(found.ravel(), wanted.ravel()) is not None
+    assert differ == 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "same"),
+    [
+        # the median of what is not 0 is 1, so 1.1e-4 may be missing
+        ([1e-4, 0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0, 1.0], True),
+        ([2e-4, 0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0, 1.0], False),
+        # one large number makes the others no less exact: 1e-4 of 0.01, and 1e-5
+        ([0.0101, 0.01, 1e6], [0.01, 0.01, 1e6], False),
+        ([0.01, 0.01, np.inf], [0.01, 0.01, np.inf], True),
+        ([1e-3, 0.0], [0.0, 0.0], False),
+    ],
+)
+def test_a_small_number_is_as_exact_as_those_of_a_typical_size(ours, theirs, same):
+    assert (compare(ours, theirs) is None) == same
+
+
+def test_a_product_rounded_to_half_precision_is_not_the_same():
+    drawn = np.random.default_rng(0)
+    a, b = (drawn.standard_normal(shape, np.float32) for shape in ((7, 2500), (2500, 7)))
+    assert compare((a @ b).astype(np.float16).ravel(), (a @ b).ravel()) is not None
+    rounded = a.astype(np.float16).astype(np.float32) @ b.astype(np.float16).astype(np.float32)
+    assert compare(rounded.ravel(), (a @ b).ravel()) is not None
+
+
 def test_bfloat16_is_compared_by_its_values():
     one, close, far = (
         np.array([value], np.uint16).tobytes() for value in (0x3F80, 0x3F81, 0x4000)

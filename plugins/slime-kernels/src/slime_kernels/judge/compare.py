@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Type of an answer -> (relative, absolute) tolerance.
+#: Type of an answer -> (relative, absolute) tolerance. The relative one is of a number, or of the median of those that are not 0 where the
+#: number is smaller: what is left where terms cancel is as exact as the terms. A mean would be what a few large numbers are.
 TOLERANCES = {
     "float64": (1e-6, 1e-7),
     "float32": (1e-4, 1e-5),
@@ -64,7 +65,9 @@ def _differs(found: bytes, wanted: bytes, dtype: str) -> str | None:
     relative, absolute = TOLERANCES[dtype]
     with np.errstate(invalid="ignore", over="ignore"):
         finite = np.isfinite(theirs)
-        close = np.abs(ours - theirs) <= absolute + relative * np.abs(theirs)
+        sizes = np.abs(theirs)
+        typical = float(np.median(sizes[finite & (sizes > 0)])) if (finite & (sizes > 0)).any() else 0.0
+        close = np.abs(ours - theirs) <= absolute + relative * np.maximum(sizes, typical)
         same = np.where(finite, close, (ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
     if same.all():
         return None
