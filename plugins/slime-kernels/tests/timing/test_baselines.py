@@ -47,6 +47,18 @@ def test_what_is_not_trusted_is_in_no_file_and_measured_again_after_a_minute(tmp
     assert baselines.get(H100, "one", never)["eager"]["median_us"] == 2.0
 
 
+def test_a_record_is_kept_if_all_of_its_times_are_trusted(tmp_path):
+    noisy = record(3.0) | {"compile": {"median_us": 2.0, "noise": 0.4, "trusted": False}}
+    fails = record(4.0) | {"compile": {"error": "no compiler"}}
+    assert Baselines(tmp_path).get(H100, "one", lambda: noisy)["compile"]["median_us"] == 2.0
+    assert list(tmp_path.rglob("*.json")) == []
+    assert Baselines(tmp_path).get(H100, "two", lambda: fails)["compile"] == {"error": "no compiler"}
+    assert Baselines(tmp_path).get(H100, "two", never)["eager"]["median_us"] == 4.0
+    (file,) = tmp_path.rglob("*.json")  # of before, when it was kept
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"compile": noisy["compile"]}))
+    assert Baselines(tmp_path).get(H100, "two", lambda: record(5.0))["eager"]["median_us"] == 5.0
+
+
 def test_other_problems_and_gpus_are_measured_meanwhile_and_the_same_one_only_once():
     baselines, others, ended = Baselines(None), threading.Barrier(3, timeout=10), []
 

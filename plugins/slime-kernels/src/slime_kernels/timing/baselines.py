@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Baselines:
         self._locks: defaultdict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
 
     def get(self, gpu: KernelDevice, code: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the record of a problem's source on a GPU; what `make` returns where there is none, kept if `eager` is trusted, or else for a minute.
+        """Return the record of a problem's source on a GPU; what `make` returns where there is none, kept if all times in it are trusted, or else for a minute.
 
         Raises:
             DataError: a file of it is damaged; names it.
@@ -55,7 +55,7 @@ class Baselines:
             if time.monotonic() < until:
                 return record
             record = {"gpu": gpu.name, "problem": digest, "versions": versions, **make()}
-            if record["eager"].get("trusted"):
+            if _is_trusted(record):
                 self._kept[key] = record
                 self._write(gpu, digest, record)
             else:
@@ -74,7 +74,7 @@ class Baselines:
         try:
             found = json.loads(path.read_text())
             if (found["gpu"], found["problem"]) == (gpu.name, digest) and found["eager"]["median_us"] > 0:
-                return dict(found)
+                return dict(found) if _is_trusted(found) else None
             why = "of another problem or GPU"
         except (ValueError, KeyError, TypeError) as error:
             why = repr(error)
@@ -88,3 +88,9 @@ class Baselines:
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(record, indent=1))
         part.replace(path)
+
+
+def _is_trusted(record: Mapping[str, Any]) -> bool:
+    """Return whether all times of a record are; that torch.compile fails is known, too."""
+    measured = [one for one in record.values() if isinstance(one, dict) and "median_us" in one]
+    return all(one.get("trusted", False) for one in measured)
