@@ -27,6 +27,8 @@ class KernelsReward:
 
     def __init__(self, *, settings: KernelsSection) -> None:
         self._judge = judge_of(settings)
+        self.connections = settings.concurrency
+        """Calls at once: the deadline of one begins when its evaluation may."""
 
     async def __call__(self, sample: Sample) -> Grade:
         """Score a sample.

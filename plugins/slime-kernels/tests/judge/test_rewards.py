@@ -1,0 +1,36 @@
+"""The reward `kernels` of a run: how many of its calls there are at once, and a deadline that its evaluations can keep."""
+
+from __future__ import annotations
+
+import pytest
+from slime_core.checks.settings import check_settings
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+from slime_kernels.rewards import KernelsReward
+from slime_kernels.section import KernelsSection
+
+RECIPE = '[model]\nhf_checkpoint = "m"\n[rollout]\nrollout_batch_size = 1\nrollout_max_response_len = 1\n'
+
+
+def test_as_many_are_scored_at_once_as_are_evaluated_so_that_none_waits_within_its_deadline():
+    assert KernelsReward(settings=KernelsSection(concurrency=3, service="http://there/eval")).connections == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (("--rm-type", "kernels"), "30 with kernels.eval_timeout_s = 60"),
+        (("--rm-type", "kernels", "--reward-timeout-s", "359"), "359 with kernels.eval_timeout_s = 60"),
+        (("--rm-type", "kernels", "--reward-timeout-s", "360"), None),
+        (("--rm-type", "kernels", "--kernels-eval-timeout-s", "5"), None),
+        (("--rm-type", "math"), None),
+    ],
+)
+def test_a_deadline_that_is_shorter_than_an_evaluation_is_refused(tmp_path, flags, found):
+    registry, recipe = Registry.from_environment(), tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    problems = check_settings(load_settings([str(recipe)], flags, registry=registry), registry)
+    told = [one for one in problems if one.where == "reward.reward_timeout_s"]
+    assert [one.found for one in told] == ([] if found is None else [found])
+    for one in told:
+        assert "--reward-timeout-s 360, or a smaller --kernels-eval-timeout-s" in str(one)
