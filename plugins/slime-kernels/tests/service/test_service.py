@@ -10,13 +10,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from slime_core.errors import RewardError
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_kernels.judge.judging import KernelJudge
-from slime_kernels.judge.verdict import EvalStatus, Verdict
+from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict
 from slime_kernels.section import KernelsSection
 from slime_kernels.service.client import ServiceClient
 from slime_kernels.service.requests import request_of
 from slime_kernels.service.server import serve
+from slime_rm.code.sandbox.running import SandboxError
+from slime_rm.remote.json_client import TRANSIENT
 
 from ..kernel_corpus import written
 
@@ -120,6 +123,64 @@ def test_a_request_that_is_none_is_refused_with_the_field(change, said, port):
     answer, broken = asyncio.run(ask())
     assert (answer.status_code, broken.status_code) == (400, 400)
     assert said in answer.json()["error"]
+
+
+class Judges:
+    """Judges all alike, or fails."""
+
+    def __init__(self, answer):
+        self.answer, self.n = answer, 0
+
+    def evaluate(self, problem, source, *, backend="triton", options=None):
+        self.n += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def judged(port, answer, path="/eval", **settings):
+    """Return what a client with a section of these settings has of a service that answers so."""
+
+    async def ask():
+        async with serving(KernelJudge(Judges(answer), concurrency=1), port) as url:
+            client = ServiceClient(KernelsSection(service=url.replace("/eval", path), **settings))
+            try:
+                return await client.judge(PROBLEM, "x")
+            finally:
+                await client.close()
+
+    return asyncio.run(ask())
+
+
+def test_an_address_that_is_no_service_scores_nothing(port):
+    with pytest.raises(RewardError, match="refused with status 404"):
+        judged(port, Verdict(status=EvalStatus.CORRECT, gate="fast"), path="/evaluate")
+
+
+def test_a_service_that_fails_to_evaluate_scores_nothing(port):
+    failed = Verdict(status=EvalStatus.SERVER_ERROR, gate="problem", message="the module fails")
+    with pytest.raises(RewardError, match=r"\(relu\) is not evaluated there: the module fails"):
+        judged(port, failed)
+
+
+def test_a_service_without_a_sandbox_says_503_which_is_asked_again(port):
+    async def ask():
+        judge = KernelJudge(Judges(SandboxError("no namespaces")), concurrency=1)
+        async with serving(judge, port) as url, httpx.AsyncClient() as client:
+            return await client.post(url, json=request_of(PROBLEM, "x"))
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()) == (503, {"error": "no namespaces"})
+    assert answer.status_code in TRANSIENT
+
+
+def test_the_reward_is_that_of_the_run_and_not_of_the_service(port):
+    known = Verdict(status=EvalStatus.INCORRECT, gate="correct", compiled=True, reward=0.1)
+    assert judged(port, known).reward == 0.1
+    assert judged(port, known, compiled_reward=0.0).reward == 0.0
+    fast = Timing(source="cost-model", target="sm_90", runtime_us=1.0, baseline_us=3.0, speedup=3.0)
+    right = Verdict(status=EvalStatus.CORRECT, gate="fast", compiled=True, correct=True, timing=fast)
+    assert judged(port, right, correct_reward=1.0, most_bonus=0.5).reward == 1.5
 
 
 def test_the_answer_has_the_form_of_the_fork(evaluator, port):

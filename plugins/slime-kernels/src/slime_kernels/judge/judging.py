@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
-from slime_kernels.judge.reward import RewardScale
+from slime_kernels.judge.reward import scale_of
 from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.sandbox.fork_server import CandidateServer
@@ -99,9 +99,7 @@ def evaluator_settings(section: KernelsSection) -> EvaluatorSettings:
         baseline=section.baseline,
         baseline_dir=Path(section.baseline_dir).expanduser(),
         memory_share=1.0 / section.concurrency,
-        scale=RewardScale(
-            compiled=section.compiled_reward, correct=section.correct_reward, most_bonus=section.most_bonus
-        ),
+        scale=scale_of(section),
     )
 
 

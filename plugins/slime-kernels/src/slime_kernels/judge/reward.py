@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime_kernels.judge.verdict import Verdict
+from slime_kernels.section import KernelsSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,3 +21,10 @@ class RewardScale:
         if verdict.correct:
             return self.correct + min(max(verdict.speedup - 1.0, 0.0), self.most_bonus)
         return self.compiled if verdict.compiled else 0.0
+
+
+def scale_of(section: KernelsSection) -> RewardScale:
+    """Return the scale that the settings want."""
+    return RewardScale(
+        compiled=section.compiled_reward, correct=section.correct_reward, most_bonus=section.most_bonus
+    )

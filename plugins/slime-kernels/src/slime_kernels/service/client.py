@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from slime_core.errors import RewardError
-from slime_rm.remote.json_client import ClientSettings, JsonClient, RefusedError
+from slime_rm.remote.json_client import ClientSettings, JsonClient
 
 from slime_kernels.judge.evaluator import Options
+from slime_kernels.judge.reward import scale_of
 from slime_kernels.judge.verdict import EvalStatus, Verdict, verdict_of
 from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.section import KernelsSection
@@ -27,7 +29,7 @@ class ServiceClient:
 
     def __init__(self, section: KernelsSection) -> None:
         assert section.service is not None
-        self._url, self._trials = section.service, section.correct_trials
+        self._url, self._trials, self._scale = section.service, section.correct_trials, scale_of(section)
         self._settings = ClientSettings(
             connections=_CONNECTIONS, request_timeout_s=_QUEUED_S, tries=_TRIES, first_wait_s=0.5
         )
@@ -36,10 +38,10 @@ class ServiceClient:
     async def judge(
         self, problem: KernelProblem, source: str, *, backend: str = "triton", options: Options | None = None
     ) -> Verdict:
-        """Return what the service says of a candidate; SERVER_ERROR where it refuses to.
+        """Return what the service says of a candidate, with the reward that these settings give for it.
 
         Raises:
-            RewardError: it gave no answer in all tries.
+            RewardError: it refuses, fails to evaluate, or gave no answer in all tries: nothing is known of the candidate.
         """
         options = options or Options(n_trials=self._trials)
         loop = id(asyncio.get_running_loop())
@@ -56,11 +58,12 @@ class ServiceClient:
             measure_performance=options.measure,
         )
         try:
-            return verdict_of(await client.post(asked))
-        except RefusedError as error:
-            return Verdict(status=EvalStatus.SERVER_ERROR, gate="service", message=str(error))
+            verdict = verdict_of(await client.post(asked))
         except ValueError as error:
             raise RewardError(f"{self._url}: {error}; is this an evaluation service?") from error
+        if verdict.status is EvalStatus.SERVER_ERROR:
+            raise RewardError(f"{self._url}: {problem.title} is not evaluated there: {verdict.message}")
+        return replace(verdict, reward=self._scale.reward(verdict))
 
     async def close(self) -> None:
         """Close the connections of this event loop; another question opens new ones."""

@@ -14,7 +14,6 @@ from slime_rm.code.sandbox.running import SandboxError
 
 from slime_kernels.judge.evaluator import Options
 from slime_kernels.judge.judging import KernelJudge
-from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.service.requests import EvalRequest
 
 #: Most bytes of a request.
@@ -53,7 +52,10 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _evaluate(request: web.Request) -> web.Response:
-    """Judge a candidate; a request that is none is refused with 400, and what a candidate does is an answer."""
+    """Judge a candidate; a request that is none is refused with 400, and what a candidate does is an answer.
+
+    Where this machine cannot evaluate, 503: another one may, or this one later.
+    """
     try:
         asked = EvalRequest.model_validate_json(await request.read(), strict=True)
         problem = asked.problem()
@@ -72,7 +74,7 @@ async def _evaluate(request: web.Request) -> web.Response:
             problem, asked.custom_model_src, backend=asked.backend, options=options
         )
     except SandboxError as error:
-        verdict = Verdict(status=EvalStatus.SERVER_ERROR, gate="sandbox", message=str(error))
+        return _refused(str(error), status=503)
     envelope = verdict.envelope() | {"completed_at": datetime.now(UTC).isoformat()}
     if not asked.verbose:
         _shorten(envelope)
@@ -86,5 +88,5 @@ def _shorten(envelope: dict[str, Any]) -> None:
         result["runtime_stats"]["parts"] = {}
 
 
-def _refused(why: str) -> web.Response:
-    return web.json_response({"error": why[:2000]}, status=400)
+def _refused(why: str, status: int = 400) -> web.Response:
+    return web.json_response({"error": why[:2000]}, status=status)
