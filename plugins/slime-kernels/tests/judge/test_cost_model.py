@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from slime_kernels.judge.cost_model import candidate_us, eager_us, least_us
+from slime_kernels.sandbox.eager_cost import EagerCost
 from slime_kernels.sandbox.launch_memory import LaunchMemory
 
 from ..kernel_corpus import pairs, variants
@@ -45,6 +48,31 @@ def test_eager_by_hand():
     operation = {"bytes": 3_350_000, "flops": 1000, "products": False}
     assert eager_us([operation], "sm_90") == pytest.approx(2.5 + 2.0 + 1.0)
     assert least_us(3_350_000, "sm_90") == pytest.approx(3.5)
+
+
+def counted(function, *shapes):
+    with torch.device("meta"):
+        given = [torch.empty(shape) for shape in shapes]
+    with EagerCost() as cost:
+        function(*given)
+    return cost.operations
+
+
+def test_a_convolution_is_a_matrix_product_by_hand():
+    (product,) = counted(torch.mm, (1024, 1024), (1024, 16384))
+    (same,) = counted(torch.nn.functional.conv2d, (1, 1024, 128, 128), (1024, 1024, 1, 1))
+    # 2 x 1024 x 1024 x 16384 operations at 0.7 of 494 TFLOP/s: 99.4 us; the bytes take 41.3 us
+    assert (product["flops"], same["flops"]) == (2**35, 2**35)
+    for one in (product, same):
+        assert eager_us([one], "sm_90") == pytest.approx(2.5 + 2.0 + 2**35 / (0.7 * 4.94e8))
+
+
+def test_a_depthwise_convolution_takes_as_long_as_its_bytes_by_hand():
+    convolve = functools.partial(torch.nn.functional.conv2d, groups=64)
+    (one,) = counted(convolve, (8, 64, 130, 130), (64, 1, 3, 3))
+    # 9 products for each of 8 x 64 x 128 x 128 numbers; 68.2 MB take 20.3 us, the products 0.4 us
+    assert one["flops"] == 2 * 9 * 8 * 64 * 128 * 128
+    assert eager_us([one], "sm_90") == pytest.approx(4.5 + one["bytes"] / 3.35e6)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])

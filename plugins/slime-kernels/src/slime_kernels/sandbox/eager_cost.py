@@ -35,9 +35,7 @@ class EagerCost(TorchDispatchMode):
         else:
             flops = max((one.numel() for one in (*inputs, *outputs)), default=0)
         name = packet.__name__
-        self.operations.append(
-            {"name": name, "bytes": moved, "flops": int(flops), "products": products and "mm" in name}
-        )
+        self.operations.append({"name": name, "bytes": moved, "flops": int(flops), "products": products})
         return result
 
 
