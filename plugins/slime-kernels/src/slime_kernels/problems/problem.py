@@ -10,6 +10,8 @@ from typing import Any
 from slime_core.data.rows.record import Record
 from slime_core.errors import DataError
 
+from slime_kernels.problems.constants import check_shapes
+
 #: Key of `Sample.metadata` under which a problem travels to generator and reward.
 PROBLEM_KEY = "kernel_problem"
 #: Key of `Sample.metadata`: how the problem's prompt was made (`text`, `chat`, `template_kwargs`).
@@ -30,8 +32,8 @@ class KernelProblem:
     code: str
     """Source with `class Model`, `get_inputs()` and `get_init_inputs()`."""
     shapes: tuple[Mapping[str, int], ...] = ()
-    """Values of the source's module-level integers with which it is small enough to be tried without a GPU, one a shape.
-    Empty: they are found."""
+    """Values of the source's module-level integers with which it is small enough to be tried without a GPU, one a shape;
+    `NAME[0]` is the first number of a tuple. Empty: they are found."""
     dtypes: tuple[str, ...] = ("float32",)
     """Types of the floating-point inputs with which it is tried."""
     skeleton: str = ""
@@ -57,7 +59,8 @@ def problem_of(record: Record) -> KernelProblem:
     `shapes`, a list of {module-level integer: value}, `dtypes`, and `skeleton`.
 
     Raises:
-        DataError: a field is missing or is not what it must be; names the row and the field.
+        DataError: a field is missing or is not what it must be, or a shape names what the module does not assign; names the row
+            and the field.
     """
     row = dict(record.values)
     extra = row.get("extra_info")
@@ -73,9 +76,11 @@ def problem_of(record: Record) -> KernelProblem:
     if row["level"] not in LEVELS:
         raise DataError(f"{record.where}: found the level {row['level']}; wanted 1 to 4")
     check_source(row["code"], record.where)
+    shapes = _shapes(row.get("shapes"), record.where)
+    check_shapes(shapes, row["code"], record.where)
     return KernelProblem(
         **{field: row[field] for field in kinds},
-        shapes=_shapes(row.get("shapes"), record.where),
+        shapes=shapes,
         dtypes=_dtypes(row.get("dtypes"), record.where),
         skeleton=_skeleton(row.get("skeleton"), record.where),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from slime_kernels.problems.constants import whole_numbers, with_numbers
 from slime_kernels.sandbox.eager_cost import EagerCost
 from slime_kernels.sandbox.values import decode, encode
 
@@ -18,28 +19,16 @@ _CAPS = (33, 32, 20, 16, 8, 64)
 _LONG, _LOW, _N_LONG = 2500, (7, 8, 16), 2
 #: Whole numbers that are not sizes, as a rule: kernel sizes, strides, numbers of heads.
 _LEAST_CAPPED = 9
+#: Bytes of the inputs and the answers of a trial in a shape that is found: all trials of a candidate travel in one message, and the
+#: interpreter keeps nine bytes for each byte of its tensors.
+_MOST_BYTES = 16 << 20
 
 
 def load(code: str, constants: Mapping[str, int]) -> dict[str, Any]:
     """Run a problem's module, with other values of its module-level integers, and return its names."""
-    tree = ast.parse(code)
-    for node in tree.body:
-        for name in _names(node):
-            if name in constants:
-                node.value = ast.Constant(constants[name])  # type: ignore[attr-defined]  # an assignment, by `_names`
     names: dict[str, Any] = {"__name__": "problem"}
-    exec(compile(ast.fix_missing_locations(tree), "problem.py", "exec"), names)
+    exec(compile(with_numbers(code, constants), "problem.py", "exec"), names)
     return names
-
-
-def _names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names to which a statement assigns a whole number."""
-    if (
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and type(node.value.value) is int
-    ):
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def make_inputs(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
@@ -96,12 +85,7 @@ def facts(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str, Any], l
 
 
 def _small_shapes(code: str) -> list[dict[str, int]]:
-    values = {
-        name: node.value.value  # type: ignore[attr-defined]  # an assignment of a whole number, by `_names`
-        for node in ast.parse(code).body
-        for name in _names(node)
-    }
-    sizes = {name: value for name, value in values.items() if value >= _LEAST_CAPPED}
+    sizes = {name: value for name, value in whole_numbers(code).items() if value >= _LEAST_CAPPED}
     found = _first_that_runs(code, ({name: min(size, cap) for name, size in sizes.items()} for cap in _CAPS))
     for long in sorted(sizes, key=sizes.__getitem__, reverse=True)[:_N_LONG] if found else ():
         low = (
@@ -114,19 +98,55 @@ def _small_shapes(code: str) -> list[dict[str, int]]:
 def _first_that_runs(code: str, shapes: Iterable[dict[str, int]]) -> list[dict[str, int]]:
     for shape in shapes:
         try:
-            _run(code, shape)
-        except Exception:  # a module that wants other relations between its sizes
+            _run(code, shape, most_bytes=_MOST_BYTES)
+        except Exception:  # a module that wants other relations between its sizes, or is still large
             continue
         return [shape]
     return []
 
 
-def _run(code: str, shape: Mapping[str, int], scale: float = 1.0) -> Any:
+def _run(code: str, shape: Mapping[str, int], scale: float = 1.0, *, most_bytes: float = math.inf) -> Any:
+    """Return what a module answers in a shape; raises ValueError where its inputs and answers have more bytes."""
     names = load(code, shape)
+    if most_bytes < math.inf and _n_bytes(_without_memory(names["get_inputs"], least=True)) > most_bytes:
+        raise ValueError("inputs that are too large")
     torch.manual_seed(0)
     model = names["Model"](*names["get_init_inputs"]())
+    inputs = [_cast(one, "float32", scale) for one in names["get_inputs"]()]
     with torch.no_grad():
-        return model(*[_cast(one, "float32", scale) for one in names["get_inputs"]()])
+        answer = model(*inputs)
+    if _n_bytes(inputs) + _n_bytes(answer) > most_bytes:
+        raise ValueError("an answer that is too large")
+    return answer
+
+
+def _n_bytes(value: Any) -> int:
+    return sum(one.numel() * one.element_size() for one in _tensors(value))
+
+
+def _without_memory(make: Callable[[], Any], *, least: bool = False) -> Any:
+    """Return what a function makes, its tensors without memory.
+
+    Args:
+        make: makes tensors; where it reads numbers of them, as drawing from some distributions does, it makes them for real.
+        least: return nothing then.
+    """
+    distribution = torch.distributions.Distribution
+    validates = distribution._validate_args
+    distribution.set_default_validate_args(False)  # which reads numbers
+    try:
+        with torch.device("meta"):
+            return make()
+    except Exception:
+        return [] if least else _on_meta(make())
+    finally:
+        distribution.set_default_validate_args(validates)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor | torch.nn.Module):
+        return value.to("meta")
+    return type(value)(map(_on_meta, value)) if isinstance(value, list | tuple) else value
 
 
 def _scalable(code: str, shape: Mapping[str, int]) -> bool:
@@ -149,13 +169,12 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _whole(code: str) -> dict[str, Any]:
     """Return the shapes of the inputs at full size and the cost of the module, without its memory."""
     names = load(code, {})
-    with torch.device("meta"):
-        given = names["get_init_inputs"]()
-        model = names["Model"](*given)
-        inputs = names["get_inputs"]()
+    given = _without_memory(names["get_init_inputs"])
+    model = _without_memory(lambda: names["Model"](*given))
+    inputs = _without_memory(names["get_inputs"])
     with torch.no_grad(), EagerCost() as cost:
         result = model(*inputs)
-    ends = sum(one.numel() * one.element_size() for one in (*_tensors(inputs), *_tensors(result)))
+    ends = _n_bytes(inputs) + _n_bytes(result)
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
     return {
         "inputs": encode(inputs, [], content=False),

@@ -8,6 +8,7 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict
 from slime_core.config.base import Count, Index, Seed
 
+from slime_kernels.problems.constants import check_shapes
 from slime_kernels.problems.problem import KernelProblem, check_source
 
 
@@ -39,9 +40,10 @@ class EvalRequest(BaseModel):
         """Return the problem.
 
         Raises:
-            DataError: its source is none.
+            DataError: its source is none, or a shape names what it does not assign.
         """
         check_source(self.original_model_src, "original_model_src")
+        check_shapes(self.shapes, self.original_model_src, "shapes")
         return KernelProblem(
             level=self.level,
             problem_id=self.problem_id,
