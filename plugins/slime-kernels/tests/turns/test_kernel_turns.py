@@ -99,6 +99,14 @@ def play(engine, judge, *, one=None, max_new_tokens=400, max_context_len=None, *
     )
 
 
+@pytest.mark.parametrize("kind", ["trajectory", "turn"])
+def test_a_prompt_that_leaves_no_room_is_a_truncated_sample_without_code(kind):
+    result = play(Says(), Table(), max_context_len=20, kernel_samples=kind)
+    (one,) = result if isinstance(result, list) else [result]
+    assert (one.status, one.response_length, one.reward["score"]) == (Status.TRUNCATED, 0, 0.0)
+    assert one.metadata[TURNS_KEY]["ended_by"] == "budget"
+
+
 def test_a_chat_is_one_sample_whose_masks_are_the_policys_tokens():
     engine, judge = Says("no code", code("a"), code("b")), Table(a=0.1, b=0.3)
     result = play(engine, judge)

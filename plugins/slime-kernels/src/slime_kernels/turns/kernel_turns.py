@@ -100,6 +100,8 @@ class Trajectory:
                 ended = ended or BUDGET
             if ended is None and not self._say(sample, self._feedback()):
                 ended = BUDGET
+        if not self._attempts:
+            self._had_no_turn(sample)
         if ended in (MAX_TURNS, BUDGET) and not self._attempts[-1].verdict.correct:
             sample.status = Status.TRUNCATED
         self._finish([sample], ended)
@@ -122,13 +124,17 @@ class Trajectory:
             samples.append(sample)
             ended = await self._attempt(sample, text)
         if not samples:
-            self._sample.append_response([], finish_reason="length")
+            self._had_no_turn(self._sample)
             samples = [self._sample]
-            self._attempts = [KernelAttempt(turn=0, code=None, verdict=no_code())]
         self._finish(samples, ended)
         for one in samples:
             one.rollout_id = self._sample.index
         return samples
+
+    def _had_no_turn(self, sample: Sample) -> None:
+        """Give a sample whose prompt left no room for a response an empty one, without code."""
+        sample.append_response([], finish_reason="length")
+        self._attempts = [KernelAttempt(turn=0, code=None, verdict=no_code())]
 
     def _prompt(self, samples: list[Sample], blank: Sample) -> list[int]:
         """Return the prompt ids of the next turn."""
