@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from slime_kernels.judge.cost_model import candidate_us, eager_us, least_us
-from slime_kernels.sandbox.eager_cost import EagerCost
+from slime_kernels.sandbox.eager_cost import EagerCost, OneAttention
 from slime_kernels.sandbox.launch_memory import LaunchMemory
 
 from ..kernel_corpus import pairs, variants
@@ -53,7 +53,7 @@ def test_eager_by_hand():
 def counted(function, *shapes):
     with torch.device("meta"):
         given = [torch.empty(shape) for shape in shapes]
-    with EagerCost() as cost:
+    with EagerCost() as cost, OneAttention(cost):
         function(*given)
     return cost.operations
 
@@ -65,6 +65,16 @@ def test_a_convolution_is_a_matrix_product_by_hand():
     assert (product["flops"], same["flops"]) == (2**35, 2**35)
     for one in (product, same):
         assert eager_us([one], "sm_90") == pytest.approx(2.5 + 2.0 + 2**35 / (0.7 * 4.94e8))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_one_kernel_by_hand(causal):
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal)
+    (one,) = counted(lambda q, k, v: attend(query=q, key=k, value=v), *[(8, 16, 1024, 64)] * 3)
+    # two products of 128 x 1024 x 64 x 1024, half of them where later tokens are not seen; four tensors of 33.6 MB
+    assert one["flops"] == 2 * 2 * 128 * 1024 * 64 * 1024 // (1 + causal)
+    assert one["bytes"] == 4 * 4 * 128 * 1024 * 64
+    assert one["products"]
 
 
 def test_a_depthwise_convolution_takes_as_long_as_its_bytes_by_hand():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from slime_kernels.problems.constants import whole_numbers, with_numbers
-from slime_kernels.sandbox.eager_cost import EagerCost
+from slime_kernels.sandbox.eager_cost import EagerCost, OneAttention
 from slime_kernels.sandbox.values import decode, encode
 
 #: What whole numbers of a module are capped to, to make it small; the first that its reference runs with is taken.
@@ -172,7 +172,7 @@ def _whole(code: str) -> dict[str, Any]:
     given = _without_memory(names["get_init_inputs"])
     model = _without_memory(lambda: names["Model"](*given))
     inputs = _without_memory(names["get_inputs"])
-    with torch.no_grad(), EagerCost() as cost:
+    with torch.no_grad(), EagerCost() as cost, OneAttention(cost):
         result = model(*inputs)
     ends = _n_bytes(inputs) + _n_bytes(result)
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
