@@ -19,7 +19,6 @@ from slime_megatron.settings import checks, megatron_flags, parallel_checks
 from slime_megatron.settings.megatron_flags import known_flags
 from slime_megatron.settings.section import CAPABILITIES, MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
-from slime_megatron.settings.unread_flags import unread_flags
 
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
@@ -67,7 +66,11 @@ def slime_check_config(settings: Settings, registry: Registry) -> list[Problem]:
 @hookimpl
 def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:
     """Return the flags that nothing reads, where this trainer is chosen."""
-    return unread_flags(settings, registry) if settings.train.train_backend in _OURS else ()
+    if settings.train.train_backend not in _OURS:
+        return ()
+    from slime_megatron.settings.unread_flags import unread_flags  # with the checks of core
+
+    return unread_flags(settings, registry)
 
 
 @hookimpl

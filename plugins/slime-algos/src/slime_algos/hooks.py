@@ -12,7 +12,6 @@ from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
 from slime_algos.section import AlgosSection
-from slime_algos.unread_flags import unread_flags
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
@@ -88,6 +87,8 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
 @hookimpl
 def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:
     """Refuse options of estimators, losses, reducers and reward transforms that are not chosen."""
+    from slime_algos.unread_flags import unread_flags  # imports numpy
+
     return unread_flags(settings, registry)
 
 

@@ -184,7 +184,13 @@ def surroundings() -> dict[str, dict[str, int]]:
 
     Of `torch.cuda`, which notes there what it has done, those of what can be called; of other modules all but their submodules.
     """
-    owners: list[Any] = [
+    found = {owner.__name__: _identities(owner) for owner in _owners()}
+    calls = {name: id(one) for name, one in vars(torch.cuda).items() if callable(one)}
+    return found | {torch.cuda.__name__: calls}
+
+
+def _owners() -> list[Any]:
+    return [
         torch,
         torch.nn,
         torch.nn.functional,
@@ -194,8 +200,6 @@ def surroundings() -> dict[str, dict[str, int]]:
         torch.cuda.Event,
         torch.cuda.Stream,
         time,
-    ]
-    owners += [
         builtins,
         triton,
         language,
@@ -204,9 +208,6 @@ def surroundings() -> dict[str, dict[str, int]]:
         interpreter.InterpretedFunction,
         jit.JITFunction,
     ]
-    found = {owner.__name__: _identities(owner) for owner in owners}
-    calls = {name: id(one) for name, one in vars(torch.cuda).items() if callable(one)}
-    return found | {torch.cuda.__name__: calls}
 
 
 def _identities(owner: Any) -> dict[str, int]:
@@ -215,6 +216,11 @@ def _identities(owner: Any) -> dict[str, int]:
         for name, one in vars(owner).items()
         if not isinstance(one, types.ModuleType) and name not in _MADE_BY_PYTHON
     }
+
+
+def _acts(value: Any) -> bool:
+    """Return whether an attribute is called, or stands in for one of the objects of its class."""
+    return callable(value) or hasattr(type(value), "__get__")
 
 
 def check_surroundings(before: Mapping[str, Mapping[str, int]], answer: Any = None) -> None:
@@ -227,12 +233,14 @@ def check_surroundings(before: Mapping[str, Mapping[str, int]], answer: Any = No
     Raises:
         TamperError: something was changed, added or taken away.
     """
-    after = surroundings()
+    after, held = surroundings(), {owner.__name__: vars(owner) for owner in (*_owners(), torch.cuda)}
     changed = [
         f"{owner}.{name}"
         for owner, names in before.items()
         for name in sorted(names.keys() | after[owner].keys())
         if after[owner].get(name) != names.get(name)
+        # Libraries may note something at first use; what is added and does nothing takes nothing's place.
+        and (name in names or _acts(held[owner][name]))
     ]
     changed += [f"{name} of a tensor" for one in tensors_of(answer) for name in vars(one)]
     if changed:
