@@ -93,7 +93,7 @@ def test_neither_network_nor_this_machine_is_in_reach(task):
     home = Path.home()
     found = played(
         task,
-        f"<bash>ls {home}/.ssh {Path(__file__).parent} /root/.cache; cat /etc/passwd; exec 3<>/dev/tcp/127.0.0.1/80</bash>",
+        f"<bash>ls {home}/.ssh {Path(__file__).parent} {home}/.cache; cat /etc/passwd; exec 3<>/dev/tcp/127.0.0.1/80</bash>",
         "x",
     )
     said = found.response.split("<output>\n")[1]
