@@ -1,4 +1,4 @@
-"""Whatever a generator does, the run ends by its deadline, with an error that names it, and nothing is left running."""
+"""Whatever a generator or a reward does, the run ends by its deadline, names it, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -222,3 +222,21 @@ def test_the_process_ends_with_its_status_and_leaves_nothing_running(letters, fl
         check_end(tmp_path / "runs" / name, name, *ended)
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "sleep 9871" not in processes
+
+
+def test_a_reward_that_swallows_every_cancellation_ends_the_run_at_its_deadline(
+    letters, flags, tmp_path, importable
+):
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "slime_core", "train", str(letters), *flags, "--run-name", "stubborn"),
+            *("--rm-type", "hostile_scores:stubborn_reward", "--reward-timeout-s", "1"),
+        ],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode == 2, printed
+    assert "sample 0: reward hostile_scores:stubborn_reward gave no result within 1 s" in printed
+    assert "Traceback" not in printed, printed
+    summary = json.loads((tmp_path / "runs/stubborn/summary.json").read_text())
+    assert summary["status"] == "failed"

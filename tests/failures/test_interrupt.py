@@ -52,7 +52,14 @@ def interrupt(letters: Path, root: Path, tmp_path: Path) -> Callable[..., tuple[
     ) -> tuple[int, str, float]:
         halted = tmp_path / "halted"
         path = os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
-        env = os.environ | {"PYTHONPATH": path, "HALT": place, "HALTED": str(halted)}
+        temporary = tmp_path / "temporary"
+        temporary.mkdir(exist_ok=True)
+        env = os.environ | {
+            "PYTHONPATH": path,
+            "TMPDIR": str(temporary),
+            "HALT": place,
+            "HALTED": str(halted),
+        }
         if len(signals) > 1:  # the last of them ends the run at once: it must find it at its place
             env |= {"HALT_ROUNDS": "600_000_000"}
         command = [sys.executable, "-m", "slime_core", "train", str(letters), *PARTS, *flags]
@@ -103,7 +110,7 @@ def summary_of(run: Path) -> dict[str, Any]:
         ("rollout 5", signal.SIGINT, 5),  # step 6 was running
         pytest.param("train 3", signal.SIGTERM, 3, marks=pytest.mark.faults),  # training is not cut short
         ("eval 6", signal.SIGHUP, 6),  # step 6 is trained, and evaluated when the run goes on
-        ("log 3", signal.SIGTERM, 3),  # step 3 is whole, and no checkpoint of it is due
+        ("log 3", signal.SIGQUIT, 3),  # step 3 is whole, and no checkpoint of it is due
         # Step 4 is whole, and its own checkpoint was about to be written.
         pytest.param("log 4", signal.SIGTERM, 4, marks=pytest.mark.faults),
     ],
@@ -113,6 +120,7 @@ def test_interrupted_run_goes_on_as_if_nothing_had_been(interrupt, letters, tmp_
     assert status == 128 + number, told
     assert seconds < 1.5  # train 3 blocks the event loop for longer
     assert "Traceback" not in told
+    assert list((tmp_path / "temporary").iterdir()) == []
     run = tmp_path / "runs/letters"
     summary = summary_of(run)
     assert (summary["status"], summary["steps"], summary["eval_after"]) == ("interrupted", saved, None)

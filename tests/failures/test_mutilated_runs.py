@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,3 +203,38 @@ def test_every_mutilated_file_of_a_run_is_refused_by_name_and_nothing_is_written
                 assert [problem.where for problem in problems] == [str(run / file)], name
                 assert len(str(problems[0])) < 1000
     assert main.run(["train", str(letters), *SHORT]) == 0
+
+
+def test_files_beside_the_samples_that_are_none_of_the_runs_change_nothing(letters, run, capsys):
+    rollouts = run / "rollouts"
+    odd = ("step_.jsonl", "step_x.jsonl", "step_-00001.jsonl", "step_1.jsonl", f"step_{'9' * 200}.jsonl", "notes.txt", "step_000001.bak", "\n")  # fmt: skip
+    for name in odd:
+        (rollouts / name).write_text("not a sample\n")
+    (rollouts / "folder").mkdir()
+    (rollouts / "nowhere").symlink_to("gone")
+    assert main.run(["train", str(letters), *SHORT]) == 0
+    assert main.run(["samples", str(run)]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    assert {name: (rollouts / name).read_text() for name in odd} == dict.fromkeys(odd, "not a sample\n")
+    steps = {f"step_{step:06d}.jsonl" for step in range(1, 7)}
+    assert {path.name for path in rollouts.iterdir()} >= steps | {"folder", "nowhere"}
+
+
+def read_only(folder: Path) -> list[str]:
+    """Return how to begin a command line that sees a folder as read-only."""
+    there = shlex.quote(str(folder))
+    mounted = f"mount --bind {there} {there} && mount -o remount,ro,bind {there}"
+    unshared = ["unshare", "--mount", "sh", "-c"]
+    if subprocess.run([*unshared, mounted], capture_output=True, check=False).returncode:
+        pytest.skip("no mounts of one's own here")
+    return [*unshared, f'{mounted} && exec "$@"', "sh"]
+
+
+def test_a_run_folder_that_is_read_only_is_refused_by_name(letters, run):
+    before = contents(run)
+    command = [sys.executable, "-m", "slime_core", "train", str(letters), *SHORT]
+    ended = subprocess.run([*read_only(run), *command], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert f"{run} may not be written to; wanted a folder that this process may write to" in ended.stderr
+    assert contents(run) == before

@@ -1,7 +1,9 @@
-"""Rewards that harm whom they can, where a row's label says which of `packages/slime-core/tests/hostile_rewards.py`."""
+"""Rewards that harm whom they can; of `reward`, the label says which of `packages/slime-core/tests/hostile_rewards.py`."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -45,3 +47,10 @@ def check_dropped(run: Path) -> None:
     assert sorted(trained) == sorted(set(range(2 * len(NAMES) * n_samples)) - set(hostile))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert sum(row.get("rollout/reward_errors", 0) for row in rows) == len(NAMES)
+
+
+async def stubborn_reward(sample: Any) -> float:
+    """Await for ever, and answer every cancellation by awaiting again."""
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(1e6)

@@ -38,6 +38,12 @@ def test_unknown_name_gets_the_nearest_or_what_is_installed(install, registry_of
     assert str(caught.value) == f"slime.rewards: no plugin is named {name!r}; {said}"
 
 
+def test_of_a_group_without_plugins_it_is_said_that_none_is_installed(registry_of):
+    with pytest.raises(PluginError) as caught:
+        registry_of().find("slime.rewards", "zzzzzz")
+    assert str(caught.value).endswith("; installed: (nothing)")
+
+
 def test_many_names_are_not_listed(install, registry_of):
     install("acme", "[slime.rewards]\n" + "".join(f"name{n} = acme:f\n" for n in range(20)))
     with pytest.raises(PluginError) as caught:

@@ -6,8 +6,9 @@ import json
 import warnings
 
 import pytest
+from matplotlib.figure import Figure
 from slime_core.rundir.rundir import RunDir
-from slime_core.trackers.plot import PlotTracker, points, trailing_means
+from slime_core.trackers.plot import PlotTracker, draw, points, trailing_means
 
 
 def end(folder) -> None:
@@ -30,6 +31,29 @@ def test_a_run_leaves_a_picture_of_rewards_and_accuracies(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     end(tmp_path)
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("steps", "lines"), [(5, ["each step"]), (19, ["each step"]), (20, ["each step", "mean of 5 steps"])]
+)
+def test_reward_and_accuracy_have_axes_of_their_own_and_a_short_run_has_no_mean(
+    tmp_path, monkeypatch, steps, lines
+):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
+    rows = [
+        {"step": step, "rollout/raw_reward": 7.0 * step, "eval/sums-pass@1": 0.5}
+        for step in range(1, steps + 1)
+    ]
+    draw(rows, tmp_path / "reward.png", title="a run")
+    rewards, accuracies = drawn[0].axes
+    assert (rewards.get_ylabel(), accuracies.get_ylabel()) == ("training reward", "held-out accuracy")
+    assert [line.get_label() for line in rewards.lines] == lines
+    assert [line.get_label() for line in accuracies.lines] == ["sums"]
+    assert list(rewards.lines[0].get_ydata()) == [7.0 * step for step in range(1, steps + 1)]
+    assert rewards.get_ylim()[1] >= 7.0 * steps
+    assert 1.0 <= accuracies.get_ylim()[1] < 1.1
+    assert rewards.get_xlim() == accuracies.get_xlim()
 
 
 @pytest.mark.parametrize(

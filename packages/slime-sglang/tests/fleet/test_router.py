@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -73,6 +74,28 @@ def test_load_spreads_and_follows_workers_that_leave_and_come_back(tmp_path):
             return counts
 
     assert asyncio.run(scenario()) == [(10, 10), (0, 20), (10, 10)]
+
+
+def test_how_the_router_greets_a_worker_leaves_nothing_in_the_log_and_what_is_no_request_does(
+    tmp_path, caplog
+):
+    caplog.set_level(logging.DEBUG, "fake_worker")
+
+    async def tell(worker, sent):
+        reader, writer = await asyncio.open_connection(*worker.address.split(":"))
+        writer.write(sent)
+        await reader.read()
+        writer.close()
+
+    async def scenario():
+        async with routed("round_robin", tmp_path) as (router, first, _second):
+            await router.add(url(first), KEY)
+            await tell(first, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            greeted = [record for record in caplog.records if record.exc_info]
+            await tell(first, b"no request\r\n\r\n")
+            return greeted, [record.name for record in caplog.records if record.exc_info]
+
+    assert asyncio.run(scenario()) == ([], ["fake_worker"])
 
 
 def test_the_router_asks_workers_past_the_proxy_of_the_environment(tmp_path, monkeypatch):
