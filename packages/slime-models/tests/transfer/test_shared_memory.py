@@ -85,6 +85,12 @@ def test_a_folder_goes_when_the_next_is_made_after_its_process_was_killed_and_no
     next_one.remove()
 
 
+def test_nobody_else_can_look_into_a_folder_of_weights(tmp_path):
+    folder = LockedFolder(tmp_path, prefix="weights-")
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.remove()
+
+
 def test_memory_for_an_update_is_taken_before_it_is_written_to(tmp_path):
     staging = StagingFolder(tmp_path / "fits", specs={"w": Spec(shape=(1024, 1024), dtype="float32")})
     assert (staging.folder / "weights.bin").stat().st_blocks * 512 >= 4 * 1024 * 1024

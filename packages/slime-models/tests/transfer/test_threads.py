@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from slime_models.transfer import threads as module
 from slime_models.transfer.threads import PlainCopies, copy_all, on_threads, parts_of
 
+NUMBERS = torch.arange(3)
+
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 4), st.integers(4, 20))
 def test_each_byte_is_in_one_part_and_no_part_is_too_large(sizes, unit, most):
@@ -49,9 +51,6 @@ def test_the_error_of_one_is_raised(two_threads):
 
     with pytest.raises(ValueError, match="no 1"):
         on_threads(fail, [1, 2])
-
-
-NUMBERS = torch.arange(3)
 
 
 def pairs():

@@ -16,7 +16,7 @@ _LOCK = ".lock"
 
 
 class LockedFolder:
-    """A folder of this process alone, which goes with it, even if it is killed.
+    """A folder of this process alone, which goes with it, even if it is killed. Other users cannot look into it.
 
     A process of its own sees to that. Where that was killed too, the folder goes when the next one is made beside it.
 
@@ -30,7 +30,7 @@ class LockedFolder:
         _sweep(parent, prefix)
         name = f"{prefix}{secrets.token_hex(8)}"
         new = parent / f".{name}"
-        new.mkdir()
+        new.mkdir(mode=0o700)
         self._lock = _locked(new)
         self.path = new.rename(parent / name)  # under its old name no sweep looks at it
         remover = AtExit('exec rm -rf -- "$0"', str(self.path.absolute()))
