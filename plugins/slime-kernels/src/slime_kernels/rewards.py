@@ -6,7 +6,7 @@ from slime_core.errors import SampleError
 from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
-from slime_kernels.judge.judging import judge_of
+from slime_kernels.judge.judging import judge_of, judged
 from slime_kernels.problems.problem import PROBLEM_KEY, problem_from
 from slime_kernels.section import KernelsSection
 from slime_kernels.turns.extraction import candidate_of
@@ -35,6 +35,7 @@ class KernelsReward:
 
         Raises:
             SampleError: the sample is of another source.
+            RewardError: its problem could not be evaluated.
             SandboxError: this machine cannot isolate a process; nothing was run.
         """
         if PROBLEM_KEY not in sample.metadata:
@@ -43,7 +44,7 @@ class KernelsReward:
             )
         problem = problem_from(sample.metadata[PROBLEM_KEY])
         code = candidate_of(sample.response, problem.skeleton)
-        verdict = no_code() if code is None else await self._judge.judge(problem, code)
+        verdict = no_code() if code is None else await judged(self._judge, problem, code)
         timing = verdict.timing
         return Grade(
             score=verdict.reward,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
+from dataclasses import replace
 
 import pytest
+from slime_core.errors import RewardError
+from slime_kernels.judge.asking import Asking, Ended
 from slime_kernels.judge.evaluator import Evaluator
+from slime_kernels.judge.judging import KernelJudge, judged
+from slime_kernels.sandbox.fork_server import CandidateAnswer
+from slime_rm.code.sandbox.running import Limits
 
 from ..kernel_corpus import KERNEL_IMPORTS, RELU, candidates, written
 
@@ -51,6 +58,41 @@ def test_a_bad_candidate_is_a_status(evaluator, source, status, gate, said):
     verdict = evaluator.evaluate(PROBLEM, source)
     assert (verdict.status, verdict.gate) == (status, gate), verdict.message
     assert said in verdict.message
+
+
+def test_a_problem_that_fails_by_itself_is_a_failed_reward_and_no_zero(evaluator):
+    broken = replace(PROBLEM, code=PROBLEM.code.replace("torch.relu(", "torch.no_such_function("))
+    verdict = evaluator.evaluate(broken, KERNEL)
+    assert (verdict.status, verdict.gate, verdict.compiled) == ("server_error", "problem", False)
+    with pytest.raises(
+        RewardError,
+        match=r"is not evaluated: the problem's own module fails in facts: ValueError: the module runs in no shape",
+    ):
+        asyncio.run(judged(KernelJudge(evaluator, concurrency=1), broken, KERNEL))
+
+
+@pytest.mark.parametrize(("failures", "asked"), [(0, 1), (1, 2), (2, 2)])
+def test_a_problems_own_module_is_asked_once_more_where_it_fails(failures, asked):
+    """Of a machine that is short of memory or time for a moment, no candidate is to blame."""
+    slow, done = (
+        CandidateAnswer(ending="time", header=None),
+        CandidateAnswer(ending="exit", header={"facts": 1}),
+    )
+    answers = [slow] * failures + [done]
+    jobs = []
+
+    class Server:
+        def call(self, kind, job, header, buffers, *, limits, gpu):
+            jobs.append(job)
+            return answers.pop(0)
+
+    asking = Asking(Server(), Limits())
+    if failures == 2:
+        with pytest.raises(Ended, match="fails in facts: ended by time"):
+            asking.trusted("facts", {})
+    else:
+        assert asking.trusted("facts", {}) is done
+    assert jobs == ["facts"] * asked
 
 
 def test_an_unknown_backend_is_a_status(evaluator):
@@ -130,7 +172,6 @@ BAD = {
 @pytest.mark.faults
 def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator, fork_server, monkeypatch, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
-    from dataclasses import replace
 
     n = int(os.environ.get("SLIME_KERNELS_EVALUATIONS", "20"))
     quick = Evaluator(replace(evaluator.settings, timeout_s=8.0, memory_bytes=1 << 30), fork_server)

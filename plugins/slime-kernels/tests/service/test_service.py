@@ -12,7 +12,7 @@ import httpx
 import pytest
 from slime_core.errors import RewardError
 from slime_core.runtime.processes.ports import ReservedPort
-from slime_kernels.judge.judging import KernelJudge
+from slime_kernels.judge.judging import KernelJudge, judged
 from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict
 from slime_kernels.section import KernelsSection
 from slime_kernels.service.client import ServiceClient
@@ -138,14 +138,14 @@ class Judges:
         return self.answer
 
 
-def judged(port, answer, path="/eval", **settings):
+def asked(port, answer, path="/eval", **settings):
     """Return what a client with a section of these settings has of a service that answers so."""
 
     async def ask():
         async with serving(KernelJudge(Judges(answer), concurrency=1), port) as url:
             client = ServiceClient(KernelsSection(service=url.replace("/eval", path), **settings))
             try:
-                return await client.judge(PROBLEM, "x")
+                return await judged(client, PROBLEM, "x")
             finally:
                 await client.close()
 
@@ -154,13 +154,13 @@ def judged(port, answer, path="/eval", **settings):
 
 def test_an_address_that_is_no_service_scores_nothing(port):
     with pytest.raises(RewardError, match="refused with status 404"):
-        judged(port, Verdict(status=EvalStatus.CORRECT, gate="fast"), path="/evaluate")
+        asked(port, Verdict(status=EvalStatus.CORRECT, gate="fast"), path="/evaluate")
 
 
 def test_a_service_that_fails_to_evaluate_scores_nothing(port):
     failed = Verdict(status=EvalStatus.SERVER_ERROR, gate="problem", message="the module fails")
-    with pytest.raises(RewardError, match=r"\(relu\) is not evaluated there: the module fails"):
-        judged(port, failed)
+    with pytest.raises(RewardError, match=r"\(relu\) is not evaluated: http://.*: the module fails"):
+        asked(port, failed)
 
 
 def test_a_service_without_a_sandbox_says_503_which_is_asked_again(port):
@@ -176,11 +176,11 @@ def test_a_service_without_a_sandbox_says_503_which_is_asked_again(port):
 
 def test_the_reward_is_that_of_the_run_and_not_of_the_service(port):
     known = Verdict(status=EvalStatus.INCORRECT, gate="correct", compiled=True, reward=0.1)
-    assert judged(port, known).reward == 0.1
-    assert judged(port, known, compiled_reward=0.0).reward == 0.0
+    assert asked(port, known).reward == 0.1
+    assert asked(port, known, compiled_reward=0.0).reward == 0.0
     fast = Timing(source="cost-model", target="sm_90", runtime_us=1.0, baseline_us=3.0, speedup=3.0)
     right = Verdict(status=EvalStatus.CORRECT, gate="fast", compiled=True, correct=True, timing=fast)
-    assert judged(port, right, correct_reward=1.0, most_bonus=0.5).reward == 1.5
+    assert asked(port, right, correct_reward=1.0, most_bonus=0.5).reward == 1.5
 
 
 def test_the_answer_has_the_form_of_the_fork(evaluator, port):

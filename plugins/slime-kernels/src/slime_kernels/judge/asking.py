@@ -40,17 +40,21 @@ class Asking:
         gpu: KernelDevice | None = None,
         limits: Limits | None = None,
     ) -> CandidateAnswer:
-        """Do a job on a problem's own module; what fails there is nobody's fault who answered it.
+        """Do a job on a problem's own module, once more where it fails; that is nobody's fault who answered it.
 
         Raises:
             Ended: it did not answer.
         """
         limits = limits or self._limits
-        answer = self._server.call(kind_of(gpu), job, header, buffers, limits=limits, gpu=gpu)
-        if answer.header is None or "error" in answer.header:
-            why = answer.header["error"] if answer.header else f"ended by {answer.ending} {answer.log[-300:]}"
+        for _ in range(2):
+            answer = self._server.call(kind_of(gpu), job, header, buffers, limits=limits, gpu=gpu)
+            if answer.header is not None and "error" not in answer.header:
+                return answer
+        else:
+            why = f"ended by {answer.ending} {answer.log[-300:]}"
+            if answer.header is not None:
+                why = "{kind}: {text}".format(**answer.header["error"])
             raise Ended(EvalStatus.SERVER_ERROR, "problem", f"the problem's own module fails in {job}: {why}")
-        return answer
 
     def untrusted(
         self,

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Protocol
 
+from slime_core.errors import RewardError
+
 from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
 from slime_kernels.judge.reward import scale_of
 from slime_kernels.judge.verdict import EvalStatus, Verdict
@@ -30,6 +32,18 @@ class Judges(Protocol):
         self, problem: KernelProblem, source: str, *, backend: str = "triton", options: Options | None = None
     ) -> Verdict:
         """Return what becomes of a candidate."""
+
+
+async def judged(judge: Judges, problem: KernelProblem, source: str) -> Verdict:
+    """Return what becomes of a candidate of a run.
+
+    Raises:
+        RewardError: the problem itself could not be evaluated: nothing is known of the candidate.
+    """
+    verdict = await judge.judge(problem, source)
+    if verdict.status is EvalStatus.SERVER_ERROR:
+        raise RewardError(f"{problem.title} is not evaluated: {verdict.message}")
+    return verdict
 
 
 class KernelJudge:

@@ -41,7 +41,7 @@ class ServiceClient:
         """Return what the service says of a candidate, with the reward that these settings give for it.
 
         Raises:
-            RewardError: it refuses, fails to evaluate, or gave no answer in all tries: nothing is known of the candidate.
+            RewardError: it refuses, or gave no answer in all tries: nothing is known of the candidate.
         """
         options = options or Options(n_trials=self._trials)
         loop = id(asyncio.get_running_loop())
@@ -62,7 +62,7 @@ class ServiceClient:
         except ValueError as error:
             raise RewardError(f"{self._url}: {error}; is this an evaluation service?") from error
         if verdict.status is EvalStatus.SERVER_ERROR:
-            raise RewardError(f"{self._url}: {problem.title} is not evaluated there: {verdict.message}")
+            return replace(verdict, message=f"{self._url}: {verdict.message}")
         return replace(verdict, reward=self._scale.reward(verdict))
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from slime_core.errors import SampleError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.samples import Sample, Status
 
-from slime_kernels.judge.judging import Judges, judge_of
+from slime_kernels.judge.judging import Judges, judge_of, judged
 from slime_kernels.problems.problem import PROBLEM_KEY, PROMPT_KEY, KernelProblem, problem_from
 from slime_kernels.section import KernelsSection, TurnsSection
 from slime_kernels.turns.extraction import candidate_of
@@ -41,6 +41,7 @@ async def kernel_turns(
 
     Raises:
         SampleError: the sample is of another source.
+        RewardError: its problem could not be evaluated.
     """
     return await Trajectory(ctx, sample, params, settings, judge_of(settings)).play()
 
@@ -154,7 +155,7 @@ class Trajectory:
         code, verdict = candidate_of(text, self._problem.skeleton), no_code()
         if code is not None:
             with self._ctx.outside_engine(sample):
-                verdict = await self._judge.judge(self._problem, code)
+                verdict = await judged(self._judge, self._problem, code)
         attempt = KernelAttempt(turn=len(self._attempts), code=code, verdict=verdict)
         self._attempts.append(attempt)
         log_turn(self._folder, self._instance, attempt)
