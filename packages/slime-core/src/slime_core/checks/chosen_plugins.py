@@ -18,7 +18,7 @@ from slime_core.plugins.registry import Plugin, Registry
 from slime_core.rollout.user_hooks import GROUP
 
 #: (Section, setting, group) of what one setting alone chooses. None chooses nothing.
-_BY_ONE = (
+BY_ONE = (
     ("run", "loop", "slime.loops"),
     ("run", "launcher", "slime.launchers"),
     ("model", "tokenizer", "slime.tokenizers"),
@@ -67,7 +67,7 @@ class Choice:
 
 def chosen(settings: Settings, registry: Registry) -> Iterator[Choice]:
     """Yield everything that is chosen by name; what a setting without a value would choose is left out."""
-    for table, field, group in _BY_ONE:
+    for table, field, group in BY_ONE:
         with contextlib.suppress(Unset):
             reference = getattr(settings.sections[table], field)
             if reference is not None:

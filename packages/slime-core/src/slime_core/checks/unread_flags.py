@@ -8,25 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import importlib_metadata
 
-from slime_core.checks.chosen_plugins import chosen
+from slime_core.checks.chosen_plugins import BY_ONE, chosen
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, Problem
 from slime_core.plugins.hooks import Section
 from slime_core.plugins.registry import Plugin, Registry, normal_name
 from slime_core.weights.sync import wanted_transport
 
-#: What chooses a plugin of a group, for messages.
+#: Group -> the flag that chooses its plugins for training, for messages.
 _FLAGS = {
-    "slime.engines": "--rollout-engine",
-    "slime.generators": "--custom-generate-function-path",
-    "slime.launchers": "--launcher",
+    **{group: f"--{field.replace('_', '-')}" for _, field, group in reversed(BY_ONE)},
     "slime.rewards": "--rm-type",
     "slime.rollout_hooks": "--rollout-sample-hook-path",
-    "slime.sources": "--data-source-path",
     "slime.trackers": "--tracker",
-    "slime.trainers": "--train-backend",
 }
-
 #: Groups of rewards, which rows and evaluation sets may choose, too.
 _REWARDS = ("slime.rewards", "slime.group_rewards")
 #: Groups whose functions see the run, or its settings.
