@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slime_rm.math.answer.notation import depth, plain, same_writing, words
+from slime_rm.math.answer.notation import depth, plain, same_words, same_writing
 from slime_rm.math.answer.tokens import NotUnderstood, tokenize
 from slime_rm.math.boxed import last_boxed
 from slime_rm.math.time_limit import LimitExceeded, cpu_limit
@@ -40,9 +40,8 @@ def compare(label: str, answer: str) -> Comparison:
         return "empty"
     if same_writing(wanted, given):
         return "same writing"
-    wanted_words, given_words = words(wanted), words(given)
-    if wanted_words is not None and given_words is not None:
-        return "same words" if wanted_words == given_words else "different"
+    if (alike := same_words(wanted, given)) is not None:
+        return "same words" if alike else "different"
     if max(map(depth, (wanted, given))) > MAX_DEPTH:
         return "refused: brackets nest too deep"
     try:
@@ -81,4 +80,6 @@ def _text(answer: str) -> str:
         for i, token in enumerate(tokens)
         if token.text not in ("{", "}")
     )
+    if text.startswith(r"\{"):
+        text = text.replace("|", ":")  # of what stands before and behind the condition of a set
     return _FULL_HOUR.sub("", _ORDINAL.sub("", text))

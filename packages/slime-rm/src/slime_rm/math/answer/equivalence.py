@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sympy import Add, Mul, Rational, Symbol
 
@@ -26,6 +28,7 @@ from slime_rm.math.answer.structure import (
 )
 from slime_rm.math.answer.values import same_value, worked_out
 
+_VARIABLES = re.compile(r"(?:[a-z]|\\[a-z]+)(?:,(?:[a-z]|\\[a-z]+))*\)")
 MAX_PARTS = 40
 """Longest list or set whose parts may stand in another order."""
 
@@ -82,6 +85,8 @@ def same(label: Answer, given: Answer) -> bool:
         and isinstance(given, Several)
         and {label.kind, given.kind} <= {"list", "set"}
     ):
+        if not _one_name(label, given):
+            return False
         distinct = label.kind == given.kind == "set"
         ones, others = _parts(label, distinct), _parts(given, distinct)
         named = [any(isinstance(part, Named) for part in parts) for parts in (ones, others)]
@@ -158,7 +163,7 @@ def _same_coordinates(point: Several, listed: Several) -> bool:
 
 def _same_named(label: Answer, given: Answer) -> bool:
     if isinstance(label, Named) and isinstance(given, Named):
-        if _bare(label.name) != _bare(given.name):  # y = 2x and x = y/2 are one line
+        if not _same_name(label.name, given.name):  # y = 2x and x = y/2 are one line
             return _formula(label) and _formula(given) and _proportional(*map(_as_equation, (label, given)))
         return same(label.value, given.value)
     if isinstance(given, Named):
@@ -166,6 +171,8 @@ def _same_named(label: Answer, given: Answer) -> bool:
             return same_real_set(label, given) or (
                 "=" in label.signs and _same_relation(label, _as_equation(given))
             )
+        if not (_one_name(label, given) and _in_reading_order(label, given)):
+            return False
         if isinstance(label, Several) and label.kind == "list":
             return (
                 same(label, Several("list", (given.value,)))
@@ -177,13 +184,47 @@ def _same_named(label: Answer, given: Answer) -> bool:
     if isinstance(given, Relation):
         return same_real_set(label, given) or (_formula(label) and _same_relation(_as_equation(label), given))
     if isinstance(given, Several) and any(isinstance(part, Named) for part in given.parts):
-        return _same_parts(_parts(label, False), _parts(given, False))
+        return _one_name(label, given) and _same_parts(_parts(label, False), _parts(given, False))
     return same(label.value, given)
 
 
 def _bare(name: str) -> str:
     """Return `f` of `f(x)`."""
     return name.partition("(")[0] or name
+
+
+def _same_name(one: str, other: str) -> bool:
+    """Return whether two names are one: `f(x)` is `f` and `f(t)`, but `f(2)` is not `f(3)`, and `P(A)` not `P(B)`."""
+    arguments = one.partition("(")[2], other.partition("(")[2]
+    return _bare(one) == _bare(other) and (
+        "" in arguments or len(set(arguments)) == 1 or all(_VARIABLES.fullmatch(a) for a in arguments)
+    )
+
+
+def _one_name(label: Answer, given: Answer) -> bool:
+    """Return whether no two lists of values are of different names, as x = 1, 2 and y = 1, 2 are."""
+    names = _name_of_all(label), _name_of_all(given)
+    return "" in names or names[0] == names[1]
+
+
+def _name_of_all(answer: Answer) -> str:
+    """Return the name that all values of a list have; nothing where they have several or none, and for what is no list."""
+    if isinstance(answer, Named):
+        inner = answer.value
+        return _bare(answer.name) if isinstance(inner, Several) and inner.kind in ("list", "set") else ""
+    parts = answer.parts if isinstance(answer, Several) and answer.kind in ("list", "set") else ()
+    names = {_bare(part.name).partition("_")[0] for part in parts if isinstance(part, Named)}
+    return names.pop() if len(names) == 1 and all(isinstance(part, Named) for part in parts) else ""
+
+
+def _in_reading_order(label: Answer, given: Named) -> bool:
+    """Return whether `(y,x) = (1,2)` is not what is given for coordinates without names, which are in the alphabet's order."""
+    names = given.name.strip("()").split(",")
+    if not (isinstance(label, Several) and label.kind == "sequence") or len(names) < 2:
+        return True
+    codes = sorted(map(ord, names)) if all(len(name) == 1 for name in names) else []
+    beside = bool(codes) and all(b - a == 1 for a, b in pairwise(codes))
+    return not beside or names == sorted(names)
 
 
 def _formula(named: Named) -> bool:

@@ -125,7 +125,7 @@ class _Reader:
             return False
         before = self.tokens[self.at - 1]
         grouped = token.text == "{" and self.peek(1).kind == "number"  # 3{2} is printed as 32
-        if token.kind == "number" and token.text[0] != "." and self.at == self.raised:
+        if token.kind == "number" and token.text[0] != "." and (self.at == self.raised or before.text == "!"):
             return True
         if token.kind == "number" or grouped or (before.kind == "number" and before.text.endswith(".")):
             raise NotUnderstood(f"what `{written((before, token))}` is")

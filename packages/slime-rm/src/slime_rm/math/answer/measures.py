@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from sympy import Expr, Mul, Rational, pi
 
 from slime_rm.math.answer.expression import Expression
 from slime_rm.math.answer.quantities import in_base
-from slime_rm.math.answer.structure import Answer, Quantity
+from slime_rm.math.answer.structure import Answer, Quantity, Table
 from slime_rm.math.answer.units import Unit
 from slime_rm.math.answer.values import same_value, worked_out
 
@@ -19,8 +20,10 @@ _DEGREE, _RADIAN = Unit(powers={"degree": 1}), Unit(powers={"radian": 1})
 def same_quantity(label: Quantity, given: Quantity) -> bool:
     """Return whether two numbers with their units are the same; where one has no unit, whether the numbers are."""
     if label.unit is not None and given.unit is not None:
-        if not label.unit.same_kind(given.unit):
-            angles = {frozenset(label.unit.powers.items()), frozenset(given.unit.powers.items())}
+        ours, theirs = label.unit.read_as(given.unit), given.unit.read_as(label.unit)
+        label, given = replace(label, unit=ours), replace(given, unit=theirs)
+        if not ours.same_kind(theirs):
+            angles = {frozenset(ours.powers.items()), frozenset(theirs.powers.items())}
             if angles != {frozenset(_DEGREE.powers.items()), frozenset(_RADIAN.powers.items())}:
                 return False
             return same_value(_in_radians(label), _in_radians(given))
@@ -100,3 +103,17 @@ def is_quotient(quotient: Quantity, ratio: Sequence[Answer]) -> bool:
 def product(a: Expression, b: Expression) -> Expression:
     """Return the product of two expressions."""
     return Expression(Mul(a.tree, b.tree, evaluate=False), a.decimal or b.decimal)
+
+
+def times_table(number: Quantity, table: Table) -> Table | None:
+    """Return a matrix with each entry times a number; None where one of them has a unit, or an entry is no number."""
+    cells = [cell for row in table.rows for cell in row]
+    if any(not isinstance(cell, Quantity) or cell.unit or cell.percent for cell in (number, *cells)):
+        return None
+    return replace(
+        table,
+        rows=tuple(
+            tuple(Quantity(product(number.value, cell.value)) for cell in row if isinstance(cell, Quantity))
+            for row in table.rows
+        ),
+    )

@@ -24,6 +24,22 @@ _DENIALS = frozenset(
         "if",
     ]
 )
+#: Stand in a name, and name nothing themselves.
+_MARKS = frozenset(
+    [
+        "'",
+        "{",
+        "}",
+        r"\angle",
+        r"\triangle",
+        r"\overline",
+        r"\overrightarrow",
+        r"\vec",
+        r"\hat",
+        r"\bar",
+        r"\det",
+    ]
+)
 _DERIVATIVE = re.compile(r"\\frac\{d(?:\^\{?2\}?)?[a-z]\}\{d[a-z](?:\^\{?2\}?)?\}")
 
 
@@ -56,9 +72,9 @@ def _is_plain_name(tokens: Tokens, *, function: bool = False) -> bool:
     behind = tokens[subscript + 1 :]
     if behind and not (len(behind) == 1 or wraps(behind)):
         return False
-    stem = [
-        t for t in tokens[:subscript] if t.text not in ("'", r"\angle", r"\overline", r"\triangle", "{", "}")
-    ]
+    stem = [t for t in tokens[:subscript] if t.text not in _MARKS or (function and t.text == r"\det")]
+    if function and [token.text for token in stem] in ([r"\gcd"], [r"\lcm"], [r"\det"]):
+        return True
     if not stem or (stem[0].text in ("e", "i") and stem[0].kind == "letter" and len(stem) == 1):
         return False
     if all(token.kind == "word" for token in stem):

@@ -7,10 +7,11 @@ import unicodedata
 from itertools import accumulate, groupby
 
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\ |~| )\d{3})+(?!\d|\s*/)")
-_BRACED_THOUSANDS = re.compile(r"(?<![\d.,}])[1-9]\d{0,2}(?:\{,\}\d{3})+(?!\d|\{,\})")
+_BRACED_THOUSANDS = re.compile(r"(?<![\d.,}])[1-9]\d{0,2}\{,\}\d{3}(?:(?:\{,\}|,)\d{3})*(?!\d|\{,\})")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,9})(?![\w.])")
-_MIXED = re.compile(r"(?<![\w.^/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\w.^])")
-_REPEATING = re.compile(r"(?<!\d)(\d+)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))")
+_MIXED = re.compile(r"(?<![\w.^/])(\d+)(?:\s|\\[ ,;:]|~|\\text\s*\{\s*\})+(\d+)\s*/\s*(\d+)(?![\w.^])")
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d)(?!\d*\\dot))")
+_DOTTED = re.compile(r"(?<=[\d.])\\dot\s*(?:\{(\d)\}|(\d))(\d*)\\dot\s*(?:\{(\d)\}|(\d))")
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}"
 )
@@ -33,6 +34,7 @@ _SIGNS = {
     **dict.fromkeys("∖⧵", r"\setminus "),
     **dict.fromkeys("∣∥", "|"),
     **dict.fromkeys("′’", "'"),
+    "∶": ":",
     "×": r"\times ", "÷": r"\div ", "∕": "/", "⁄": "/", "√": r"\radical ", "∛": r"\cuberadical ",
     "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ",
     "∈": r"\in ", "≡": r"\equiv ", "⟨": r"\langle ", "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle ",
@@ -47,9 +49,25 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"^(?:\\text\s*\{\s*)?(?i:(?:the set of )?all real(?: number)?s)\s*\}?$", r"\\mathbb{R}"),
-        (r"^(?:\\text\s*\{\s*)?(?i:(?:the )?empty set)\s*\}?$", r"\\emptyset"),
+        (r"^(?:\\text\s*\{\s*)?(?i:(?:the )?empty set|no (?:real )?solutions?)\s*\}?\.?$", r"\\emptyset"),
         (r"\\(?:[dtc]|nice|s)frac(?![A-Za-z])", r"\\frac"),
+        # A brace on the left of lines alone: a system of equations, or a definition by cases.
+        (
+            r"\\left\s*\\\{\s*\\begin\s*\{array\}(?:\s*\{[^{}]*\})?(.*)\\end\s*\{array\}\s*\\right\s*\.",
+            r"\\begin{cases}\1\\end{cases}",
+        ),
+        (
+            r"\\left\s*\\\{\s*(\\begin\s*\{(aligned|gathered|matrix)\}.*\\end\s*\{\2\})\s*\\right\s*\.",
+            r"\1",
+        ),
         (r"\\(?:left|right)\s*\.", ""),
+        (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"),
+        (r"\^\{(\d+)\}\s*/\s*_\{(\d+)\}", r"\\frac{\1}{\2}"),
+        (r"^(?:\\text\s*\{\s*)?USD?\s*\}?\s*(?:\\?\$)?\s*(?=\d)", r"\\$"),
+        (
+            r"(?i)(?<=[\da-f])\s*(?:\\text\s*\{\s*)?\(?\s*(?:in )?base[\s-]*\}?\s*([1-9]\d?)\s*\)?\s*\}?\s*$",
+            r"_{\1}",
+        ),
         (r"\\(?:left|right|middle|[Bb]igg?[lrm]?)(?![A-Za-z])\s*", ""),
         (
             r"\\(?:displaystyle|textstyle|scriptstyle|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE"
@@ -78,6 +96,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
         (r"(?<=\\mathbb\{[A-Z]\})\s*-\s*(?=\\\{)", r"\\setminus "),
+        (r"^\s*([a-z])\s*\\in\s*\\mathbb\{R\}\s*[,;:]\s*(?=\1)", ""),
         (r"(?<!\\)\\(?:!|negthinspace(?![A-Za-z]))", ""),
         (r"\\(?:q?quad|enspace|thinspace|medspace|thickspace|space)(?![A-Za-z])|(?<!\\)\\[,;: \n]|~", " "),
         (r"(?<!\\)(?<![A-Za-z])\{([:;=<>])\}", r"\1"),
@@ -110,6 +129,7 @@ def plain(answer: str) -> str:
         answer = number.sub(lambda found: re.sub(r"\D", "", found[0]), answer)
     answer = _SCIENTIFIC.sub(lambda number: rf"{number[1]}\cdot10^{{{int(number[2])}}}", answer)
     answer = _MIXED.sub(r"\1\\frac{\2}{\3}", answer)
+    answer = _DOTTED.sub(lambda dots: rf"\overline{{{''.join(filter(None, dots.groups()))}}}", answer)
     answer = _REPEATING.sub(_as_fraction, answer)
     for pattern, replacement in _RULES:
         answer = pattern.sub(replacement, answer)
@@ -135,6 +155,18 @@ def words(answer: str) -> str | None:
     return None
 
 
+def same_words(label: str, answer: str) -> bool | None:
+    """Return whether label and answer are the same words; None where one is mathematics.
+
+    The case of letters is left out, but for a label that is a small letter alone: `r` is a variable, and `R` another one.
+    """
+    wanted, given = words(label), words(answer)
+    if wanted is None or given is None:
+        return None
+    is_variable = len(label) == 1 and label.islower()
+    return wanted == given and not (is_variable and label not in _TEXT.sub(r"\1", answer))
+
+
 def depth(answer: str) -> int:
     """Return how deep brackets nest in `answer`."""
     levels = accumulate(1 if bracket[0] in "{([" else -1 for bracket in _BRACKET.finditer(answer))
@@ -154,7 +186,7 @@ def _as_fraction(number: re.Match[str]) -> str:
     """Write a.b(c), with c repeating for ever, as (abc − ab) / (10^|b| · (10^|c| − 1))."""
     whole, fixed = number[1], number[2]
     repeated = number[3] or number[4]
-    numerator = int(whole + fixed + repeated) - int(whole + fixed)
+    numerator = int(whole + fixed + repeated) - int(whole + fixed or "0")
     return rf"\frac{{{numerator}}}{{{10 ** len(fixed) * (10 ** len(repeated) - 1)}}}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -42,7 +43,9 @@ def read_quantity(tokens: Tokens, *, letters: frozenset[str] | None) -> Quantity
         raise NotUnderstood(f"`{written(tokens)}` is not one quantity")
     if currency is None:
         return quantity
-    if quantity.percent or (quantity.unit is not None and not quantity.unit.same_kind(currency)):
+    if quantity.percent or (
+        quantity.unit is not None and not quantity.unit.read_as(currency).same_kind(currency)
+    ):
         raise NotUnderstood("a currency and another unit")
     return Quantity(quantity.value, currency)
 
@@ -173,11 +176,14 @@ def _unit_words(tokens: Tokens) -> list[str] | None:
 def compound(pieces: Sequence[Quantity]) -> Quantity | None:
     """Add `5 feet 3 inches` up; None unless every unit is a smaller one of the same kind than the one before."""
     units = [piece.unit for piece in pieces if piece.unit is not None]
+    units = [unit.read_as(units[-1]) for unit in units]
     if len(units) < len(pieces) or any(
         not later.same_kind(earlier) or later.scale >= earlier.scale for earlier, later in pairwise(units)
     ):
         return None
-    terms = [in_base(piece, units[0].scale) for piece in pieces]
+    terms = [
+        in_base(replace(piece, unit=unit), units[0].scale) for piece, unit in zip(pieces, units, strict=True)
+    ]
     return Quantity(
         Expression(Add(*(t.tree for t in terms), evaluate=False), any(t.decimal for t in terms)), units[0]
     )

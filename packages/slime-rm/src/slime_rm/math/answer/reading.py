@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from sympy import Abs, Rational
 
 from slime_rm.math.answer.expression import Expression
+from slime_rm.math.answer.measures import times, times_table
 from slime_rm.math.answer.names import is_name
 from slime_rm.math.answer.quantities import compound, read_quantity
 from slime_rm.math.answer.structure import (
@@ -91,10 +92,12 @@ class _Reader:
             return self.several([row for row in self.lines(tokens[1:-1]) if row], ",")
         if tokens and tokens[0].text == "=":
             tokens = tokens[1:]
-        items = split(tokens, ",", ";", "and", "or")
+        items = split(tokens, ",", ";", r"\\", "and", "or")
         if len(items) == 1:
             return self.item(tokens)
-        joins = {sign.text for sign, _ in items if sign is not None} - {",", ";"}
+        joins = {
+            "and" if sign.marked and sign.text == "," else sign.text for sign, _ in items if sign is not None
+        } - {",", ";", r"\\"}
         parts = []
         for (sign, part), (following, _) in zip(items, [*items[1:], (None, ())], strict=True):
             # `1, 2, and 3`: between the comma and the word stands nothing.
@@ -145,9 +148,31 @@ class _Reader:
             return Universe(tokens[0].text)
         if wraps(tokens):
             return self.bracketed(tokens)
+        if tokens[0].kind == "letter" and tokens[0].text.isupper() and self.is_point(tokens[1:]):
+            return Named(tokens[0].text, self.bracketed(tokens[1:]))
+        if tokens[-1].kind == "end":
+            return self.multiple(tokens)
         if any(token.text in (r"\pm", r"\mp") for token in tokens):
             return Several("list", tuple(self.item(signed) for signed in _signed(tokens)))
         return self.single(tokens)
+
+    def is_point(self, tokens: Tokens) -> bool:
+        """Say whether coordinates stand here, as behind the letter of `P(3, 2)`."""
+        return wraps(tokens) and tokens[0].text == "(" and len(split(tokens[1:-1], ",")) > 1
+
+    def multiple(self, tokens: Tokens) -> Answer:
+        """Read a number times a matrix."""
+        at = max(i for i in outside(tokens) if tokens[i].kind == "begin")
+        factor, table = tokens[:at], self.bracketed(tokens[at:])
+        if factor and factor[-1].text == r"\cdot":
+            factor = factor[:-1]
+        if [token.text for token in factor] == ["-"]:
+            factor = (*factor, Token("number", "1"))
+        number = read_quantity(factor, letters=self.letters)
+        found = times_table(number, table) if isinstance(table, Table) else None
+        if found is None:
+            raise NotUnderstood(f"`{written(tokens)}` is no multiple of a matrix")
+        return found
 
     def bracketed(self, tokens: Tokens) -> Answer:
         inside = tokens[1:-1]
@@ -193,10 +218,10 @@ class _Reader:
         raise NotUnderstood(f"the environment `{name}` is not understood")
 
     def case(self, tokens: Tokens) -> Answer:
-        return self.item(tokens[:-1] if tokens and tokens[-1].text == "," else tokens)
+        return self.item(_unended(tokens))
 
     def condition(self, cells: Sequence[tuple[Token | None, Tokens]]) -> Answer:
-        tokens = tuple(token for _, cell in cells for token in cell)
+        tokens = _unended(tuple(token for _, cell in cells for token in cell))
         while tokens and tokens[0].text in _FILLERS:
             tokens = tokens[1:]
         if tokens and all(token.kind == "word" for token in tokens):
@@ -255,7 +280,9 @@ class _Reader:
     def name(self, tokens: Tokens) -> str:
         if not is_name(tokens):
             raise NotUnderstood(f"`{written(tokens)}` is no name")
-        return "".join(token.text for token in tokens if token.text not in "{}")
+        return "".join(
+            token.text for token in tokens if token.text not in ("{", "}", r"\vec", r"\overrightarrow")
+        )
 
     def single(self, tokens: Tokens) -> Answer:
         parts = split(tokens, ":") if len(split(tokens, ":")) > 1 else split(tokens, "to")
@@ -266,6 +293,11 @@ class _Reader:
             or _base_number(tokens)
             or read_quantity(tokens, letters=self.letters)
         )
+
+
+def _unended(tokens: Tokens) -> Tokens:
+    """Return `tokens` without the comma or full stop at the end of a line."""
+    return tokens[:-1] if tokens and tokens[-1].text in (",", ";", ".") else tokens
 
 
 def _flat(parts: Sequence[Answer]) -> tuple[Answer, ...]:
@@ -311,6 +343,7 @@ def _base_number(tokens: Tokens) -> Answer | None:
         return None
     digits = "".join(t.text for t in tokens[:at] if not (opens(t) or closes(t))).upper()
     base_text = "".join(t.text for t in tokens[at + 1 :] if not (opens(t) or closes(t))).lower()
+    base_text = base_text.removeprefix("base")
     base = _BASES.get(base_text) or (int(base_text) if base_text.isdecimal() and len(base_text) < 3 else None)
     if base is None or not digits.isalnum() or not 2 <= base <= 36:
         raise NotUnderstood(f"`{written(tokens)}` is no number in a base")
@@ -330,10 +363,13 @@ def _all_the_same(values: Sequence[Answer]) -> bool:
     return all(
         isinstance(first, Quantity)
         and isinstance(value, Quantity)
-        and first.percent == value.percent
-        and same_value(first.value, value.value)
+        and same_value(_number(first), _number(value))
         for value in values[1:]
     )
+
+
+def _number(quantity: Quantity) -> Expression:
+    return times(quantity.value, Rational(1, 100)) if quantity.percent else quantity.value
 
 
 def _is_identity(values: Sequence[Answer]) -> bool:

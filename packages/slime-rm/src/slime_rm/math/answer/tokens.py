@@ -108,7 +108,8 @@ def _tokens(text: str, *, marked: bool) -> Iterator[Token]:
     while at < len(text):
         if opening := _TEXT_COMMAND.match(text, at):
             inside, at = _group(text, opening.end())
-            yield from _spaced(list(_tokens(inside, marked=True)), spaced)
+            is_text = not (opening[0].startswith(r"\operatorname") and inside in FUNCTIONS)
+            yield from _spaced(list(_tokens(inside, marked=is_text)), spaced)
             spaced = False
             continue
         found = _SIGN.match(text, at)
@@ -140,7 +141,7 @@ def _of_match(found: re.Match[str], *, spaced: bool, marked: bool) -> Iterator[T
         yield Token(sort, text, spaced, marked)
         return
     letters = found["letters"]
-    if letters in FUNCTIONS:
+    if letters in FUNCTIONS and not (marked and letters == "sec"):
         yield Token("command", "\\" + letters, spaced, marked)
     elif letters in JOINING or _is_word(letters, marked):
         yield Token("word", letters, spaced, marked)
@@ -188,8 +189,8 @@ def _thousands(tokens: list[Token]) -> list[Token]:
             and not (tokens[i - 1].spaced or token.spaced)
             and token.kind == before.kind == "number"
             and re.fullmatch(r"\d{3}(?:\.\d*)?", token.text)
-            and re.fullmatch(r"[1-9]\d{0,2}|[1-9]\d{0,2}(?:\d{3})+", joined[-2].text)
             and (len(before.text) == 3 or joined[-2].text == before.text)
+            and re.fullmatch(r"[1-9]\d{0,2}" if joined[-2].text == before.text else r"\d+", joined[-2].text)
             and (depths[i] == 0 or depths[i] in parting)
         ):
             joined[-2:] = [Token("number", joined[-2].text + token.text, joined[-2].spaced, token.marked)]

@@ -30,7 +30,18 @@ class Unit:
         """Return whether both measure the same, so that one can be written in the other."""
         return dict(self.powers) == dict(other.powers)
 
+    def read_as(self, other: Unit) -> Unit:
+        """Return this unit, a `pound` in it being the one of mass or of money that `other` is of."""
+        base = next((base for base in _POUNDS if base in other.powers), None)
+        if base is None or "pound" not in self.powers:
+            return self
+        pounds = Unit(powers={"pound": 1}), Unit(_POUNDS[base], {base: 1})
+        n = self.powers["pound"]
+        return self.times(pounds[0], -n).times(pounds[1], n)
 
+
+#: What a `pound` may be: base unit -> how many of them.
+_POUNDS = {"gram": Fraction(45359237, 100000), "sterling": Fraction(1)}
 #: Lines of: base unit, number of base units, its names. Names of one word get a plural on -s.
 _MEASURES = """
 metre 1 m meter metre
@@ -50,7 +61,8 @@ gram 1/1000 mg milligram
 gram 1000000 tonne
 gram 45359237/100000 lb lbs
 gram 45359237/1600000 oz ounce
-pound 1 pound £ GBP
+pound 1 pound
+sterling 1 £ GBP
 ton 1 ton
 second 1 s sec second
 second 1/1000 ms millisecond
@@ -154,7 +166,8 @@ rock stone pebble gem diamond ring necklace bracelet cell molecule atom electron
 bacteria widget item object thing product order sale copy copies layer level story stories handshake call message
 email code password tower rook queen king bishop knight pawn domino dominoes dice die color colour shade cycle leg arm head hand finger toe eye tooth teeth ear nail screw bolt tool
 wire pipe tank token coupon gift present invitation candle flag badge medal trophy trophies prize award chip nut
-olive pumpkin watermelon strawberry strawberries blueberry blueberries burger taco blanket pillow towel magnet log
+committee diagonal palindrome coloring colouring configuration labeling labelling tiling selection possibility possibilities
+choice partition chord arc matching polynomial triple quadruple symmetry symmetries olive pumpkin watermelon strawberry strawberries blueberry blueberries burger taco blanket pillow towel magnet log
 plank board pearl sibling brother sister son daughter parent grandchildren cousin twin tourist fan artist chef baker
 officer scout camper hiker cyclist skater golfer tuple lattice prime shirt sweater shoes sandal boot cap bear
 ladder shelf shelves drawer cabinet cage nest hive web trail stop station platform bench booth stall shop store
@@ -173,6 +186,7 @@ butter cheese meat wood fabric cloth wire tape soap oil gas gasoline fuel ice ai
 punch cream wool yarn fencing fence concrete gravel dirt soil money
 """
 _SINGULAR_ON_S = frozenset(["s", "glass", "class", "bus", "ms", "lbs", "gas", "lens", "dress", "loss"])
+_ROOTS = frozenset(["root", "roots"])
 _PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _SUFFIXES = {"squared": 2, "cubed": 3}
 #: Numerals that stand after a number and multiply it.
@@ -242,6 +256,8 @@ _UNITS = _known()
 _ONLY_MARKED = frozenset(name for name in _with_si_prefixes(_UNITS) if len(name) == 2) - frozenset(
     ["km", "mm", "nm", "kg", "mg", "ms", "mL", "kJ", "kW"]
 )
+_MONEY = frozenset(["dollar", "euro", "yen", "rupee", "yuan", "peso", "franc", "sterling"])
+_MEASURED = frozenset(line.split()[0] for line in _MEASURES.strip().splitlines()) - _MONEY - {"unit"}
 _CLOSED_CLASS = frozenset(_NO_UNIT.split())
 
 
@@ -270,6 +286,15 @@ def named(word: str, *, trusted: bool) -> Unit | None:
     if unit is None and trusted and word.isalpha() and len(word) > 2 and word.lower() not in _CLOSED_CLASS:
         return Unit(powers={_singular(word.lower()): 1})
     return unit
+
+
+def _is_money(unit: Unit) -> bool:
+    return not _MONEY.isdisjoint(unit.powers)
+
+
+def _is_counted(unit: Unit) -> bool:
+    """Return whether a unit is of money or of what is counted, rather than measured."""
+    return not any(base in _MEASURED for base in unit.powers)
 
 
 def _is_substance(word: str) -> bool:
@@ -315,6 +340,11 @@ def read_unit(words: Sequence[str], *, trusted: bool) -> Unit | None:
             )
             if last is None or (before is not None and before.same_kind(last)):
                 return None  # `cm cm` is a slip
+            if i and (
+                (lower in _ROOTS and words[i - 1].lower() in ("square", "cube", "cubic"))
+                or (before is not None and (len(words[i - 1]) < 3 or _is_money(last)) and _is_counted(last))
+            ):
+                return None  # `K dollars` are a thousand, and a square root is no unit
             unit = unit.times(last, sign * power)
             power, found = 1, True
     return unit if found and power == 1 else None
