@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slime_rm.choice.option_cues import CORRECTION, REASONS, Role, role_of
+from slime_rm.choice.option_cues import CORRECTION, REASONS, Role, role_of, without_predicate
 from slime_rm.choice.option_mentions import Mention, Sentence, sentences
+from slime_rm.choice.option_remarks import is_remark
 from slime_rm.choice.option_text import plain_response, with_marked_texts
+from slime_rm.text.thought import thought_never_ends
 
 _ENDS = re.compile(r"\s*(?:[.,;!)\]]|$)")
 _TAKEN_BACK = re.compile(
@@ -16,6 +18,8 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _ENDS_SENTENCE = re.compile(r"\s*(?:[.!]\s*)?$|\s*,?\s*(?:because|since|as|not)\b", re.IGNORECASE)
+_REMARK = re.compile(r"[)\]]?\s*(?:[:→⇒=]|[–—-]+>?)>?\s*\w|[)\]]\.?\s+[a-z]{2}|\.\s+[a-z]{2}")
+"""What follows an option that opens a line and is only spoken of there: `B: too large`."""
 _OPTION_TEXT = re.compile(r"\W*(?:both|all|neither|none|only|either)\b", re.IGNORECASE)
 _RIVAL = re.compile(r"(?:[,;/|(]|\b(?:or|and))\s*$", re.IGNORECASE)
 _TEXTS_CHARACTERS = 300
@@ -51,7 +55,7 @@ class _Reading:
 def decide(response: str, letters: str, texts: Mapping[str, str] | None = None) -> Decision:
     r"""Return the option among `letters` that the response decides for.
 
-    What is read is the end of the response, after the thought. Options are letters, capitals but where brackets, a box or
+    What is read is the end of the response, after the thought; nothing where that never ends. Options are letters, capitals but where brackets, a box or
     a word such as "option" show that a small one is meant (never `i`); and, where `texts` gives them by letter, their
     texts. The last decision counts: a `\boxed{...}` before what is given as the answer, alone on a line, or called
     correct, and that before what follows from an argument. A weaker or an equal one after it takes its place only with a
@@ -63,6 +67,8 @@ def decide(response: str, letters: str, texts: Mapping[str, str] | None = None) 
         letters: the options that there are, capitals.
         texts: text of the option of each letter; a letter that stands in no `letters` names the option of unknown letter.
     """
+    if thought_never_ends(response):
+        return Decision(None, "was cut off while it thought: its thought never ends")
     plain = plain_response(response)
     marked = with_marked_texts(plain, texts or {})
     reading = _Reading()
@@ -94,8 +100,13 @@ def _read(reading: _Reading, sentence: Sentence, letters: str, length: int) -> N
     for group, before, after in sentence.around():
         box = next((mention.box for mention in group if mention.box is not None), None)
         named = frozenset(mention.letter for mention in group) - {""}
-        if CORRECTION.search(before):
-            reading.corrected = True
+        corrects = CORRECTION.search(before) is not None
+        if group is not sentence.groups[0]:
+            before = without_predicate(before)
+        upto = sentence.text[: group[0].start]
+        settled = reading.strength >= Role.CORRECT and not (decided or corrects or reading.corrected)
+        remark = box is None and is_remark(before, after, settled=settled)
+        reading.corrected |= corrects and not remark
         if sentence.is_question and box is None:
             continue
         in_brackets = (
@@ -104,10 +115,12 @@ def _read(reading: _Reading, sentence: Sentence, letters: str, length: int) -> N
         role = role_of(
             before,
             after,
-            sentence.text[: group[0].start],
+            upto,
             decided=decided,
             behind_value=in_brackets and _ENDS_SENTENCE.match(after) is not None,
         )
+        if remark and role is not Role.REJECTED:
+            continue
         reasons = decided and (reasons or REASONS.search(before) is not None)
         if reasons and role > Role.NAMED and not (reading.corrected or re.search(r"\bor\W*$", before)):
             role = Role.NAMED
@@ -144,6 +157,9 @@ def _in_place(
     follows = reading.chosen and reading.place == (sentence.line, sentence.number - 1)
     if follows and _OPTION_TEXT.match(sentence.text) and _ENDS.match(after):
         return min(role, Role.NAMED) if role is not Role.CORRECT else role
+    settled = reading.strength >= Role.CORRECT and not reading.corrected
+    if settled and sentence.opens_line and sentence.opens_with(group) and _REMARK.match(after):
+        return Role.NAMED
     if (
         role in (Role.NAMED, Role.IMPLIED, Role.POSSIBLE)
         and sentence.opens_with(group)

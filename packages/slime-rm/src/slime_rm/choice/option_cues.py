@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
+from slime_rm.choice.option_remarks import is_added, is_of_others
+from slime_rm.choice.option_words import FILL, NOUN, VERB, words
+
 
 class Role(IntEnum):
     """What a response says of an option where it names it; the larger, the more it decides."""
@@ -20,55 +23,37 @@ class Role(IntEnum):
     """It is given as the answer, or stands alone on its line."""
 
 
-def _words(text: str) -> str:
-    return "(?:" + "|".join(text.split(";")) + ")"
-
-
-_NOUN = _words(
-    "answers?;choices?;options?;solution;winner;selection;pick;response;guess;conclusion;verdict;letter;alternative;one;réponse;antwort;respuesta;risposta;resposta;答案;ответ"
-)
-#: What may stand between a cue and the option without changing what it says.
-_FILL = (
-    r"(?:(?:definitely|clearly|certainly|most likely|likely|probably|indeed|thus|therefore|hence|simply|just|of course"
-    r"|still|then|really|surely|obviously|now|only|always|again|actually|in fact|in truth|the|an?|that|my|final|correct|right|best|proper"
-    r"|option|choice|answer|letter|statement|item|alternative|candidate|number|possibility|labell?ed|marked|is|be|to be)\b"
-    r"|[\s:=\"'“(\[>*~–—.→⇒∴,-])*"
-)
-_COPULA = _words(
+_COPULA = words(
     r"\bis;\bare;\bwas;'s;\bbe;\bbecomes;\bremains;\bequals;\b(?:appears|seems|has|turns out|happens) to be;\best;\bist;\bes;è;é;是;为;:;=;→;⇒;[–—-]+>?"
 )
-_VERB = _words(
-    r"choose;chose;chosen;choosing;pick(?:ed|ing)?;select(?:ed|ing)?;opt(?:ed|ing)? for;go(?:ing)? (?:for|with);went (?:for|with)"
-    r";settled? (?:on|for);vote for;mark;circle;bet on;commit(?:ting)? to;conclude;say;lean(?:ing)? towards?;answer(?:ed)?;stick(?:ing)? with;prefer;favou?r;accept(?:s|ed|ing)?"
-)
-_MARKED = re.compile(rf"\b{_NOUN}\b(?:[^.!?;\n]*?)$", re.IGNORECASE)
+_MARKED = re.compile(rf"\b{NOUN}\b(?:[^.!?;\n]*?)$", re.IGNORECASE)
 _ANSWER = re.compile(
-    rf"\b(?:(?:{_NOUN}|(?:correct|right|best|true) \w+)\b[^.!?;\n]{{0,80}}{_COPULA}|(?:final )?answer|{_VERB})\s*{_FILL}$",
+    rf"\b(?:(?:{NOUN}|(?:correct|right|best|true) \w+)\b[^.!?;\n]{{0,80}}{_COPULA}|(?:final )?answer|{VERB})\s*{FILL}$",
     re.IGNORECASE,
 )
-_COPULA_END = re.compile(rf"{_COPULA}{_FILL}$", re.IGNORECASE)
+_COPULA_END = re.compile(rf"{_COPULA}{FILL}$", re.IGNORECASE)
 _WRONG_NOUN = re.compile(
     rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|next[ -]best|my second|previous|earlier|former|trick|backup|fallback|other|common|usual|naive|wrongly|mistaken)"
-    rf"\s+{_NOUN}\b[^.!?;\n]*$|\b(?:runner[ -]?up|next[ -]best)\b[^.!?;\n]*$",
+    rf"\s+{NOUN}\b[^.!?;\n]*$|\b(?:runner[ -]?up|next[ -]best)\b[^.!?;\n]*$",
     re.IGNORECASE,
 )
 _IMPLIED = re.compile(
     rf"(?:\b(?:so|thus|therefore|hence|leav(?:es|ing)(?: us| me)?(?: with)?|left with|by (?:the process of )?(?:elimination|exclusion)|without (?:an?y? )?doubt|only|giv(?:es|ing)|match(?:es|ing)|fit(?:s|ting)|correspond(?:s|ing) (?:to|with)"
     rf"|yield(?:s|ing)|means?|point(?:s|ing) (?:to|at)|lead(?:s|ing) to|support(?:s|ing)|impl(?:y|ies)|namely|i\.?e\.?|think|believe|guess"
     rf"|(?:it|this|that|which|there|result|one|value|what)\s+(?:is|was|must be|has to be|should be|would be|can only be)|(?:it|that)'s"
-    rf"|must be|has to be|can only be|but|rather|final|in the end|finally|overall|in conclusion|in summary|get|obtain|find|have|(?:none|no|nothing) (?:other than|but))|[→⇒∴=:])\s*{_FILL}$",
+    rf"|must be|has to be|can only be|but|rather|final|in the end|finally|overall|in conclusion|in summary|get|obtain|find|have|(?:none|no|nothing) (?:other than|but))|[→⇒∴=:])\s*{FILL}$",
     re.IGNORECASE,
 )
 _ANSWER_WITH_VALUE = re.compile(
-    rf"\b(?:{_NOUN}|result|value)\b[^.!?;\n]{{0,40}}{_COPULA}\s*(?!not\b|n't)[^\s()][^()\n]{{0,40}}$",
+    rf"\b(?:{NOUN}|result|value)\b[^.!?;\n]{{0,40}}{_COPULA}\s*(?!not\b|n't)[^\s()][^()\n]{{0,40}}$",
     re.IGNORECASE,
 )
 """Words before an option in brackets: `the answer is 42 (B)`."""
 _VALUE = re.compile(r"(?:^|=)\s*[^\s()=]{1,20}\s*$")
 """A value before an option in brackets: `x = 42 (B)`."""
-_ADVERBS = r"(?:\s*,?\s*(?:also|clearly|definitely|obviously|too|both|all|simply|just|therefore|thus|indeed|certainly|surely|most likely|likely|probably|always|then|hence|in fact|still|actually|really|totally|completely|entirely|plainly|quite)\b,?)*"
+_ADVERBS = r"(?:[\s,]*+(?:also|clearly|definitely|obviously|too|both|all|simply|just|therefore|thus|indeed|certainly|surely|most likely|likely|probably|always|then|hence|in fact|still|actually|really|totally|completely|entirely|plainly|quite)\b,?+)*"
 _BE = r"(?:\b(?:is|are|was|were|seems?|looks?|appears?|remains?|(?:must|has to|have to|should|will|would|can only) be|being|to be)\b(?: to be\b)?|'s\b)"
-_GOOD = _words(
+_GOOD = words(
     r"correct\w*;right;(?:most|more) \w+;(?:best|better|preferable|superior|accurate|proper|valid)\b;(?:the|my|our)?\s*(?:(?:only|single|most|final|best|correct|right|likely|consistent)\s+)*"
     r"(?:answers?|choices?|options?|solution|winner|pick|one)\b"
 )
@@ -99,7 +84,7 @@ _DOUBLE_NO = re.compile(
 )
 _BAD = (
     r"(?:wrong|false|incorrect\w*|impossible|invalid|out|eliminated|excluded|rejected|ruled|unlikely|less|implausible|untrue|inconsistent|contradict\w*"
-    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|a (?:distractor|trap|decoy|mistake)|tempting|silly|foolish|absurd|crazy|stupid|ridiculous|unwise|least\b)"
+    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|decoys?\b|traps?\b|mistakes?\b|foils?\b|red herrings?\b|lures?\b|baits?\b|tricks?\b|errors?\b|impostors?\b|fakes?\b|runner[- ]?up|(?:second|next)[- ](?:best|choice)|tempting|silly|foolish|absurd|crazy|stupid|ridiculous|unwise|least\b)"
 )
 _AFTER_REJECTED = re.compile(
     rf"[)\]\s:,(–—-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
@@ -115,7 +100,7 @@ _NOT_BAD = re.compile(
 )
 _BEFORE_POSSIBLE = re.compile(
     rf"(?:\bas (?:\w+ as|well as)|\b(?:could|might|may|can)(?: also| well| still| even| just| equally)? be|\b(?:or equivalently|maybe|perhaps|possibly|potentially|alternatively|or|otherwise|if not|also(?: think| believe| choose| pick| say)?|even|equally|either|not only"
-    rf"|but also|so (?:does|do|is|are|would|could)|and|unless|unless (?:it|this|that) is|failing (?:which|that)|lest)|[/|+&])\s*{_FILL}$",
+    rf"|but also|so (?:does|do|is|are|would|could)|and|unless|unless (?:it|this|that) is|failing (?:which|that)|lest)|[/|+&])\s*{FILL}$",
     re.IGNORECASE,
 )
 _AFTER_POSSIBLE = re.compile(
@@ -168,8 +153,8 @@ _CONCEDED = re.compile(
 REASONS = re.compile(r"\b(?:since|because|given that|as|for)\b", re.IGNORECASE)
 """Words after which a sentence gives reasons."""
 CORRECTION = re.compile(
-    r"\bno\b(?=\s*[,.:;!–—-]|\s*$|\s+wait)|\b(?:wait|actually|sorry|correction|oops|scratch that|never ?mind|i mean(?:t)?|on (?:second thought|reflection)|rather,|or rather|make that|chang\w+"
-    r"|switch\w*|revis\w+|mistake|made an error|misread|was wrong|hmm|hold on|let me (?:re\w+|correct)|strike that|(?:just )?kidding|now (?:it|the|my|i)|corrected|reconsider\w*)\b",
+    r"^\W*(?:oh,? )?mistake\b|\bno\b(?=\s*[,.:;!–—-]|\s*$|\s+wait)|\b(?:wait|actually|sorry|correction|oops|scratch that|never ?mind|i mean(?:t)?|on (?:second thought|reflection)|rather,|or rather|make that|chang\w+"
+    r"|switch\w*|revis\w+|(?:my|own) (?:\w+ )?mistake|made (?:an?|some|the|another) (?:\w+ )?(?:mistake|error)|(?:that|this|it|which|there)(?: is| was|'s) an? (?:\w+ )?mistake|misread|was wrong|hmm|hold on|let me (?:re\w+|correct)|strike that|(?:just )?kidding|now (?:it|the|my|i)|corrected|reconsider\w*)\b",
     re.IGNORECASE,
 )
 """Words that take an earlier decision back."""
@@ -196,11 +181,12 @@ def role_of(before: str, after: str, sentence: str, *, decided: bool, behind_val
         return Role.CORRECT if bad_after else Role.REJECTED
     if bad_after or _BEFORE_REJECTED.search(_last_clause(before)):
         return Role.REJECTED
-    if _AFTER_POSSIBLE.match(after) and not (not decided and _ANSWER.search(before)):
+    answered = _ANSWER.search(before) is not None and not is_of_others(before, after)
+    if _AFTER_POSSIBLE.match(after) and not (not decided and answered):
         return Role.POSSIBLE
-    if _BEFORE_POSSIBLE.search(before) and not (_ANSWER.search(before) and not decided):
+    if _BEFORE_POSSIBLE.search(before) and not (answered and not decided):
         return Role.POSSIBLE if decided or not _CALLED_CORRECT.match(after) else Role.CORRECT
-    if _ALSO.match(after) and _OPENS_CLAUSE.search(before):
+    if is_added(before, after) or _ALSO.match(after) and _OPENS_CLAUSE.search(before):
         return Role.POSSIBLE
     if decided and _ASIDE.search(before):
         return Role.NAMED
@@ -212,7 +198,7 @@ def role_of(before: str, after: str, sentence: str, *, decided: bool, behind_val
     ):
         return Role.NAMED
     with_value = behind_value and _ANSWER_WITH_VALUE.search(before) is not None
-    if with_value or _ANSWER.search(before) or (_COPULA_END.search(before) and _MARKED.search(sentence)):
+    if with_value or answered or (_COPULA_END.search(before) and _MARKED.search(sentence)):
         return Role.ANSWERED
     if _CONCEDED.search(before):
         return Role.NAMED
@@ -228,3 +214,9 @@ def _last_clause(before: str) -> str:
     return re.split(
         r"\b(?:but|so|therefore|thus|hence|then|because|since|yet)\b", before, flags=re.IGNORECASE
     )[-1]
+
+
+def without_predicate(between: str) -> str:
+    """Return the words between two options without those that call the first correct: `, ` of `is the answer, `."""
+    found = _CALLED_CORRECT.match(between)
+    return between if found is None else between[found.end() :]

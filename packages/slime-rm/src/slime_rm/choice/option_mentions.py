@@ -43,12 +43,14 @@ _VERDICT = re.compile(
     re.IGNORECASE,
 )
 _DENIES = re.compile(r"\b(?:not|neither|nor|never|no|none)\b|n't\b", re.IGNORECASE)
-_OPENING = r"[\s\"'(\[<>–—-]*(?:(?:so|thus|therefore|hence|definitely|clearly|certainly|probably|option|choice|letter|the|answer|both|either|it's|it is|ok|okay|sure|yes|final|correct|better)\b[\s,:]*)*"
+_OPENING = r"[\s\"'(\[<>–—-]*(?:(?:so|thus|therefore|hence|definitely|clearly|certainly|probably|most likely|likely|presumably|evidently|obviously|surely|option|choice|letter|the|answer|both|either|it's|it is|ok|okay|sure|yes|final|correct|better)\b[\s,:]*)*"
 _AFTER_OPENING = re.compile(
     r"\s*(?:[.):,;!–—\](→-]|(?:because|since|as|given|for|due|rather|instead|over|(?:but |and )?not|beats?|except|without|unlike|against)\b|$)"
 )
 _ENDS = re.compile(r"\s*(?:[.,;!]|$)")
 _ROMAN = re.compile(r"\s*(?:,|and|or|&)\s*(?:II|III|IV|V|VI)\b|\s+only\b|\s*,\s*II")
+_PART = re.compile(r"\b(?:(?:sub-?)?parts?|section|fig(?:ure|\.)?|table|appendix|panel)\s*\(?$", re.IGNORECASE)
+"""What stands before a letter that names a part of the question."""
 _TIGHT = "-/+*|."
 
 
@@ -226,7 +228,8 @@ def _split(group: list[Mention], text: str) -> Iterator[list[Mention]]:
         group = group[parted[0] :]
     if len(group) > 1 and _SINGULAR.match(text, group[-1].end):
         between = text[group[-2].end : group[-1].start].lower()
-        if not re.search(r"\b(?:or|nor|also)\b", between) and group[-1].letter != group[-2].letter:
+        again = group[-1].letter in {mention.letter for mention in group[:-2]} | {group[-2].letter}
+        if not re.search(r"\b(?:or|nor|also)\b", between) and (not again or len(group) > 2):
             yield group[:-1]
             group = group[-1:]
     yield group
@@ -250,6 +253,8 @@ def _mentions(text: str, letters: str) -> Iterator[Mention]:
                 yield Mention(letter, start, end, box=found["box"])
         elif found["text"]:
             yield Mention(found["text"], start, end, is_text=True)
+        elif _PART.search(text, max(0, start - 12), start):
+            continue
         elif found["bracket"]:
             yield Mention(found["bracket"].upper(), start, end)
         elif _is_option(text, start, letters):
