@@ -17,6 +17,9 @@ from slime_rm.choice.multiple_choice import multiple_choice
         ("Answer: B. Wait, that is wrong.", "takes its decision back"),
         (r"So \boxed{42}", "its last box holds no option: '42'"),
         ("I have no idea.", "decides for no option"),
+        ("Many would answer B.", "decides for no option"),
+        ("<think>The answer is B.", "was cut off while it thought: its thought never ends"),
+        ("<think>C</think>B, or <think>D", "was cut off while it thought: its thought never ends"),
     ],
 )
 def test_a_response_without_a_decision_says_why(response, why):
@@ -43,4 +46,36 @@ def test_gpqa_says_when_a_letter_cannot_be_compared_with_a_text():
 def test_hostile_responses_are_read_in_time(part):
     began = time.process_time()
     decide(part * 100_000, "ABCDEFGHIJ")
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("count", [20, 60, 250, 5_000])
+@pytest.mark.parametrize(
+    ("before", "part", "after"),
+    [
+        ("B is", " really", " big."),
+        ("B", " really", ""),
+        ("B", " also,", " x"),
+        ("B", ", clearly ,", " is"),
+        ("", "answer is the ", "x B"),
+        ("", "if we had would be ", ", B"),
+        ("if ", "would be ", "," + " A" * 400),
+        ("", "not think wrong ", ", B"),
+        ("B is", " but", " B"),
+        ("B", " looks right", " B"),
+        ("", "students say ", ", B"),
+        ("", "the answer of the other ", "B"),
+        ("", "10% sure that ", ", B"),
+        ("", "for the answer would ", "; B"),
+        ("", "to (A) you if has ", "B."),
+        ("", "\ufdfa A ", "B"),
+        ("B", "</s>", ""),
+    ],
+)
+def test_words_said_over_and_over_are_read_in_time(before, part, after, count):
+    response = before + part * count + after
+    began = time.process_time()
+    multiple_choice(Sample(response=response, label="B"))
+    multiple_choice(Sample(response=response[-1990:], label="B"))
+    gpqa(Sample(response=response, label="B", metadata={"choices": ["really", "also clearly", "if we"]}))
     assert time.process_time() - began < 5

@@ -6,7 +6,7 @@ import re
 from enum import IntEnum
 
 from slime_rm.choice.option_remarks import is_added, is_of_others
-from slime_rm.choice.option_words import FILL, NOUN, VERB, words
+from slime_rm.choice.option_words import CUE_CHARACTERS, FILL, NOUN, VERB, words
 
 
 class Role(IntEnum):
@@ -33,8 +33,8 @@ _ANSWER = re.compile(
 )
 _COPULA_END = re.compile(rf"{_COPULA}{FILL}$", re.IGNORECASE)
 _WRONG_NOUN = re.compile(
-    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|next[ -]best|my second|previous|earlier|former|trick|backup|fallback|other|common|usual|naive|wrongly|mistaken)"
-    rf"\s+{NOUN}\b[^.!?;\n]*$|\b(?:runner[ -]?up|next[ -]best)\b[^.!?;\n]*$",
+    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|next[ -]best|my second|previous|earlier|former|trick|backup|fallback|other|common|usual|popular|frequent|typical|naive|wrongly|mistaken)"
+    rf"\s+{NOUN}\b(?:(?!\b(?:so|thus|therefore|hence|but)\b)[^.!?;\n])*$|\b(?:runner[ -]?up|next[ -]best)\b[^.!?;\n]*$",
     re.IGNORECASE,
 )
 _IMPLIED = re.compile(
@@ -84,10 +84,10 @@ _DOUBLE_NO = re.compile(
 )
 _BAD = (
     r"(?:wrong|false|incorrect\w*|impossible|invalid|out|eliminated|excluded|rejected|ruled|unlikely|less|implausible|untrue|inconsistent|contradict\w*"
-    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|decoys?\b|traps?\b|mistakes?\b|foils?\b|red herrings?\b|lures?\b|baits?\b|tricks?\b|errors?\b|impostors?\b|fakes?\b|runner[- ]?up|(?:second|next)[- ](?:best|choice)|tempting|silly|foolish|absurd|crazy|stupid|ridiculous|unwise|least\b)"
+    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|(?:\w+\s+){0,2}?(?:distract\w+|decoys?|traps?|mistakes?|misconceptions?|fallacy|pitfalls?|confusions?|foils?|red herrings?|lures?|baits?|tricks?|errors?|impostors?|fakes?|runner[- ]?up)\b|(?:second|next)[- ](?:best|choice)|tempting|silly|foolish|absurd|crazy|stupid|ridiculous|unwise|least\b)"
 )
 _AFTER_REJECTED = re.compile(
-    rf"[)\]\s:,(–—-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
+    rf"[)\]\s:,(–—→⇒=>-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
     rf"|(?:(?:wrong|false|incorrect|impossible|invalid|eliminated|excluded|rejected|ruled out|out)\b|no\s*(?=[.,;)]|$)|[✗✘❌×])(?!\w)|(?:is|are|was|were|does|do|did|can|could|would|will|has|have)(?:n't| not)\b|cannot\b|won't\b|fails?\b|violates?\b|contradicts?\b|loses\b"
     r"|(?:can|could|may|might) (?:also |well |safely |now )?be (?:ruled|eliminated|excluded|rejected|discarded|dismissed|crossed|wrong|false|incorrect)\b"
     r"|(?:but|yet|though|however,?)\s+(?:it|that|this)(?:'s|\s+is|\s+was)?\s*(?:n't|\bnot)?\s*\b(?:a lie|wrong|false|incorrect|mistaken|(?<=not )(?:right|correct|true|the (?:answer|right|correct)|it)|(?<=n't )(?:right|correct|true|the (?:answer|right|correct)|it))\b"
@@ -103,6 +103,10 @@ _BEFORE_POSSIBLE = re.compile(
     rf"|but also|so (?:does|do|is|are|would|could)|and|unless|unless (?:it|this|that) is|failing (?:which|that)|lest)|[/|+&])\s*{FILL}$",
     re.IGNORECASE,
 )
+_INSTEAD = re.compile(
+    r"\W*(?:alternatively|or(?! rather)|otherwise|if not|else|failing that)\b", re.IGNORECASE
+)
+"""Words that begin a sentence and make what it chooses one of several."""
 _AFTER_POSSIBLE = re.compile(
     rf"[)\]\s,]*(?:(?:could|might|may|can)(?: also| well| still| even| just| equally)? (?:be|work|hold|fit)\b(?! tempting)"
     rf"|{_BE}\s+(?:also|equally|possible|plausible|acceptable|likely|close|just as)\b|if\b|otherwise\b|unless\b|when\b|depending\b)",
@@ -139,7 +143,7 @@ _ASIDE = re.compile(
     re.IGNORECASE,
 )
 _EARLIER = re.compile(
-    r"\b(?:thought|believed|used to|people|students?|others|everyone|anyone|someone|one might|you (?:might|may)|was going to|wanted to|(?:was )?tempted to|initially|superficially|(?:may|might|could) (?:seem|appear|look)|at first|first(?! and only)|originally|would have|(?:naive|careless|hasty|casual|typical) \w+)\b[^,;.!?\n]*$",
+    r"\b(?:thought|believed|used to|people|students?|others|everyone|anyone|someone|one might|you (?:might|may)|was going to|about to|nearly|almost(?! certain)|on the verge of|wanted to|(?:was )?tempted to|initially|superficially|(?:may|might|could) (?:seem|appear|look)|at first|first(?! and only)|originally|would have|(?:naive|careless|hasty|casual|typical) \w+)\b[^,;.!?\n]*$",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(r"\b(?:if|had|suppose|assuming)\b.*\bwould(?: have been| be)\b[^,;]*$", re.IGNORECASE)
@@ -181,12 +185,15 @@ def role_of(before: str, after: str, sentence: str, *, decided: bool, behind_val
         return Role.CORRECT if bad_after else Role.REJECTED
     if bad_after or _BEFORE_REJECTED.search(_last_clause(before)):
         return Role.REJECTED
-    answered = _ANSWER.search(before) is not None and not is_of_others(before, after)
+    begin = max(0, len(before) - CUE_CHARACTERS)
+    answered = _ANSWER.search(before, begin) is not None and not is_of_others(before, after)
     if _AFTER_POSSIBLE.match(after) and not (not decided and answered):
         return Role.POSSIBLE
-    if _BEFORE_POSSIBLE.search(before) and not (answered and not decided):
+    if _BEFORE_POSSIBLE.search(before, begin) and not (answered and not decided):
         return Role.POSSIBLE if decided or not _CALLED_CORRECT.match(after) else Role.CORRECT
-    if is_added(before, after) or _ALSO.match(after) and _OPENS_CLAUSE.search(before):
+    if answered and not decided and _INSTEAD.match(before):
+        return Role.POSSIBLE
+    if is_added(before, after) or (_ALSO.match(after) and _OPENS_CLAUSE.search(before)):
         return Role.POSSIBLE
     if decided and _ASIDE.search(before):
         return Role.NAMED
@@ -197,14 +204,14 @@ def role_of(before: str, after: str, sentence: str, *, decided: bool, behind_val
         or _HYPOTHETICAL.search(before)
     ):
         return Role.NAMED
-    with_value = behind_value and _ANSWER_WITH_VALUE.search(before) is not None
-    if with_value or answered or (_COPULA_END.search(before) and _MARKED.search(sentence)):
+    with_value = behind_value and _ANSWER_WITH_VALUE.search(before, begin) is not None
+    if with_value or answered or (_COPULA_END.search(before, begin) and _MARKED.search(sentence)):
         return Role.ANSWERED
     if _CONCEDED.search(before):
         return Role.NAMED
     if _CALLED_CORRECT.match(after):
         return Role.CORRECT
-    if _IMPLIED.search(before) or _FITS.match(after) or (behind_value and _VALUE.search(before)):
+    if _IMPLIED.search(before, begin) or _FITS.match(after) or (behind_value and _VALUE.search(before)):
         return Role.IMPLIED
     return Role.NAMED
 
@@ -216,7 +223,12 @@ def _last_clause(before: str) -> str:
     )[-1]
 
 
+_REST_OF_NOUN = re.compile(rf"^\s+(?:\w+\s+)?{NOUN}\b", re.IGNORECASE)
+
+
 def without_predicate(between: str) -> str:
     """Return the words between two options without those that call the first correct: `, ` of `is the answer, `."""
     found = _CALLED_CORRECT.match(between)
-    return between if found is None else between[found.end() :]
+    if found is None:
+        return between
+    return _REST_OF_NOUN.sub("", between[found.end() :])

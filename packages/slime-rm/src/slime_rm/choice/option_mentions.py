@@ -49,7 +49,9 @@ _AFTER_OPENING = re.compile(
 )
 _ENDS = re.compile(r"\s*(?:[.,;!]|$)")
 _ROMAN = re.compile(r"\s*(?:,|and|or|&)\s*(?:II|III|IV|V|VI)\b|\s+only\b|\s*,\s*II")
-_PART = re.compile(r"\b(?:(?:sub-?)?parts?|section|fig(?:ure|\.)?|table|appendix|panel)\s*\(?$", re.IGNORECASE)
+_PART = re.compile(
+    r"\b(?:(?:sub-?)?parts?|section|fig(?:ure|\.)?|table|appendix|panel)\s*\(?$", re.IGNORECASE
+)
 """What stands before a letter that names a part of the question."""
 _TIGHT = "-/+*|."
 
@@ -140,7 +142,8 @@ def _parts(line: str, letters: str) -> list[str]:
             and re.search(rf"(?<!\w)(?:[{letters}]|{TEXT[0]}.{TEXT[1]})\W*$", parts[-1])
             and not (_DENIES.search(parts[-1]) or parts[-1].rstrip().endswith("?"))
         )
-        if continues:
+        remark = parts and re.fullmatch(rf"\W*[{letters}]\.\s*", parts[-1]) and re.match("[a-z]", part)
+        if continues or remark:
             parts[-1] += part
         elif part:
             parts.append(part)
@@ -297,7 +300,7 @@ def _boxed(content: str, letters: str) -> list[str]:
 
 def _is_option(text: str, at: int, letters: str) -> bool:
     """Return whether the capital at a place is an option: no article, pronoun, symbol, unit or part of a name."""
-    before, letter, after = text[:at], text[at], text[at + 1 :]
+    before, letter, after = text[max(0, at - 40) : at], text[at], text[at + 1 : at + 41]
     if re.match(r"\s*=(?!>)(?!\s*⟪)", after) or re.search(
         r"\d\s$|(?<![-=<>])[<>≤≥]\s?$|(?<!\w)[A-Z]\s?=\s?$", before
     ):

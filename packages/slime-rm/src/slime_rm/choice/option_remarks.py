@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slime_rm.choice.option_words import FILL, NOUN, VERB
+from slime_rm.choice.option_words import CUE_CHARACTERS, FILL, NOUN, VERB
 
 _VERB = re.compile(rf"\b(?:(?P<noun>(?:final )?answer)|(?P<verb>{VERB}))\s*{FILL}$", re.IGNORECASE)
 _CLAUSE_END = re.compile(
@@ -31,6 +31,12 @@ _OUGHT = re.compile(
     r"\b(?:should|must|ought to|ha(?:s|ve) to|needs? to|shall|best|safest?|wis(?:e|est)|sensible|reasonable|correct(?:ly)?|right(?:ly)?|proper|logical|recommend\w*|suggest\w*|advis\w+|able to|allow\w*|leads?|led|forc\w+|rational|justified)\b",
     re.IGNORECASE,
 )
+_WHOEVER = re.compile(r"\b(?:who|whoever|those|any(?:one|body)|some(?:one|body))\b", re.IGNORECASE)
+_NAMED = re.compile(rf"\b{NOUN}\b", re.IGNORECASE)
+_LEADS = re.compile(
+    r"\W*(?:(?:so|thus|therefore|hence)\s+)?(?:based on|by|after|from|given|considering|using|with|for|on|upon|via|as a result)\b",
+    re.IGNORECASE,
+)
 _GERUND_ENDS = re.compile(
     r"\W*(?:$|[.!;)]|(?:,\s*)?(?:because|since|as|over|rather|instead|not|for|given|due|here)\b"
     r"|(?:is|would be|seems)\s+(?:\w+ly\s+|thus\s+|therefore\s+)?(?:the\s+)?(?:correct|right|best|safest|justified|appropriate)\b)",
@@ -42,7 +48,7 @@ _ADDED = re.compile(
     r"|\b(?:one|you)\s+(?:can|could|may)\b",
     re.IGNORECASE,
 )
-_PAST = r"(?:were|was|had|did|didn't|weren't|wasn't|hadn't|took|used|made|left|meant|read|gave|forgot|chose|misread|\w{2,}ed)"
+_PAST = r"(?:were|was|had|did|didn't|weren't|wasn't|hadn't|took|used|made|left|meant|read|gave|forgot|chose|misread|(?!(?:need|proceed|exceed|succeed|speed|feed|seed|indeed|hundred)\b)\w{2,}ed)"
 _FORCED = r"(?:(?:had|have|has) to|must|needed to|forced to|pressed to|(?:asked|told|made|required|allowed) to)\s+(?:choose|pick|guess|say|select|decide|answer|bet|commit|give an answer)\b(?!\s+(?:another|a second|a different))"
 _IF = r"(?:\b(?:if|suppos(?:e|ing)|assuming|provided|imagin(?:e|ing))\b)"
 _COUNTERFACTUAL = re.compile(
@@ -50,9 +56,7 @@ _COUNTERFACTUAL = re.compile(
     re.IGNORECASE,
 )
 _WOULD = re.compile(r"\b(?:would|could|might)\b|'d\b", re.IGNORECASE)
-_WOULD_AFTER = re.compile(
-    r"[)\]\s]*(?:(?:would|could|might|may|should)\b|'d\b)(?! not\b|n't)", re.IGNORECASE
-)
+_WOULD_AFTER = re.compile(r"[)\]\s]*(?:(?:would|could|might|may|should)\b|'d\b)(?! not\b|n't)", re.IGNORECASE)
 _ANOTHER = (
     r"(?:converse|inverse|reverse|opposite|previous|preceding|prior|earlier|other|another|different|separate|similar|related|easier|harder|simpler"
     r"|modified|altered|changed|alternat\w+|analogous|follow-?up|bonus|sister|companion|complementary|negated|old)\s+(?:\w+\s+)?"
@@ -67,7 +71,7 @@ _OTHER_QUESTION = re.compile(
     re.IGNORECASE,
 )
 _ANSWERS_ANOTHER = re.compile(
-    rf"[)\]\s]*(?:(?:is|was|would be|might be)\s+(?:the|an?)\s+(?:\w+\s+)?{NOUN}\s+(?:to|of|in|for|on)|(?:would )?(?:answers?|fits?|solves?))\s+(?:the|an?|that|my)\s+{_ANOTHER}",
+    rf"[)\]\s]*(?:(?:is|was|would be|might be)\s+(?:the|an?)\s+(?:\w+\s+)?{NOUN}\s+(?:to|of|in|for|on)|(?:would )?(?:answers?|fits?|solves?))\s+(?:(?:the|an?|that|my)\s+)?{_ANOTHER}",
     re.IGNORECASE,
 )
 _REPORTED = re.compile(
@@ -75,11 +79,11 @@ _REPORTED = re.compile(
     re.IGNORECASE,
 )
 _THIS = (
-    r"(?:this|these|that reason|those reasons|the (?:given|present|above|current|same|question|problem|following|sake|actual|stated|reasons?|best|correct|right|most)|given|our|my|me|us|all|any|each|both"
-    r"|reasons?|conclusion|summary|short|fact|total|general|brief|sum|light|view|accordance|terms|line|order|other words|example|instance|which|what|it|now|sure|here|certain)\b"
+    r"(?:this|these|not|its|being|having|that reason|those reasons|the (?:given|present|above|current|same|question|problem|following|sake|actual|stated|reasons?|best|correct|right|most)|given|our|my|me|us|all|any|each|both"
+    r"|reasons?|clarity|completeness|final|conclusion|summary|short|fact|total|general|brief|sum|light|view|accordance|terms|line|order|other words|example|instance|which|what|it|now|sure|here|certain)\b"
 )
 _PREFIX = re.compile(
-    rf"^\W*(?:(?:and|but|also|however|whereas|while|note that|similarly|conversely)\b[\s,]*)*(?:(?P<about>for|as for|regarding|concerning|when|in case(?: of)?|{_IF}(?!\s+(?:we|i)\b))"
+    rf"^\W*(?:(?:and|but|also|however|whereas|while|note that|similarly|conversely)\b[\s,]*)*(?:(?P<about>for|as for|regarding|concerning|in case(?: of)?|(?:when|{_IF})(?!\s+(?:we|i)\b))"
     r"|in|on|at|with|without|under|inside|outside|near|above|below|ignoring|neglecting|including|by)"
     rf"\s+(?!{_THIS})(?![^.;!?\n]*\b(?:so|thus|therefore|hence|we (?:get|see|find|have)|means|implies|follows)\b)(?![^.;!?\n]*{_FORCED})[^.;!?\n]*",
     re.IGNORECASE,
@@ -102,6 +106,19 @@ _ELSEWHERE = re.compile(
     rf"[)\]\s]*(?:(?:would|could|might|may)\b|'d\b)[^.;!?\n]*?\b(?:for|in|on|under|at|with|without|to|of|had|were|only|instead|elsewhere|otherwise)\b(?!\s+{_THIS})(?!\s+(?:the )?(?:question|answer|choose|pick))",
     re.IGNORECASE,
 )
+_LABEL = re.compile(r"\banswer\s*[(\[\"']*$", re.IGNORECASE)
+_PREDICATE = re.compile(
+    r"[)\]\"']*\s+(?!(?:because|since|as|due|given|by|based|not|over|rather|instead|and|or|here|which|for|from|in|with|it)\b)(?!(?:is|was)\s+(?:\w+\s+){0,3}?(?:correct|right|best|answer|true)\b)[a-z]"
+)
+"""What is said of an option that `answer` only labels: `answer B ignores friction`."""
+_ON_CONDITION = re.compile(
+    rf"[)\]\"']*,?\s+(?:only\s+)?(?:if|when|whenever|in case|for|under|unless)\b(?!\s+{_THIS})", re.IGNORECASE
+)
+_QUESTIONS = re.compile(
+    rf"(?<!\bthis )(?<!\bour )(?<!\bthe )\b(?:question|problem|part|exercise|item|quiz)\s*\d*'s?\s+(?:\w+\s+)?{NOUN}\b|^\W*to\b[^.;!?\n]*\binstead\b",
+    re.IGNORECASE,
+)
+_WOULD_DO = re.compile(r"[)\]\s]*(?:would|'d)\s+(?!be\b|also\b|have been\b|still\b|not\b)\w", re.IGNORECASE)
 _LIMITED = re.compile(
     r"[)\]\s]*(?:is|are|was|holds?|works?|fits|applies|would be|seems|looks)\b(?:[^.,;!?\n]*?\b(?:correct|right|true|valid|the answer|best))?\s*(?:only\s+(?:in|for|on|under|at|with|without)\b|(?:in|for|on|under|at|with|without)\s[^.,;!?\n]*\bonly\s*(?:[.;!]|$))",
     re.IGNORECASE,
@@ -112,7 +129,8 @@ _LOOKS_BUT = re.compile(
     re.IGNORECASE,
 )
 _BUT_NOT_HERE = re.compile(
-    r"[)\]\s]*(?:could|might|may|can|would|is|was|holds?|works?)\b[^.;!?\n]*\b(?:but|yet|though)\b[^.;!?\n]*\b(?:not|n't|never|only|different|another|here it)\b",
+    r"[)\]\s]*(?:(?:could|might|may|can|would)\b[^.;!?\n]*\b(?:but|yet|though)\b[^.;!?\n]*\b(?:not|n't|never|only|different|another|here it)\b"
+    r"|(?:is|was|holds?|works?)\b[^.;!?\n]*\b(?:but|yet|though)\s+(?:only|not)\s+(?:here|in|for|this|at|under|on|the case)\b)",
     re.IGNORECASE,
 )
 _NOUN_FOLLOWS = re.compile(
@@ -120,6 +138,10 @@ _NOUN_FOLLOWS = re.compile(
 )
 _GIVES = re.compile(r"\s*(?:(?:is|be|was|would)\b|[:=→⇒–—-])", re.IGNORECASE)
 _IDEOGRAPH = re.compile(r"[\u3400-\u9fff]")
+_ARGUED = re.compile(
+    r"\b(?:so|thus|therefore|hence|but|yet|which means|it follows|we (?:get|see|find|have))\b", re.IGNORECASE
+)
+"""Words after which an argument is left behind and what it says is claimed."""
 _PERCENT = re.compile(
     r"(?P<percent>\d{1,3}(?:\.\d+)?)\s*(?:%|percent|per cent)\s*(?:sure|certain|confident|convinced|positive|chance|probab\w+|likel\w+|that\b|for\b|on\b|it\b)"
     r"(?![^.;!?\n]*(?:,|\b(?:so|thus|therefore|hence|means|gives)\b))[^.;!?\n]*$"
@@ -139,11 +161,14 @@ def is_remark(before: str, after: str, *, settled: bool) -> bool:
         after: the words up to the next.
         settled: an answer has been given that nothing has taken back: a condition then makes another question of it.
     """
-    if _COUNTERFACTUAL.search(before) and (_WOULD_AFTER.match(after) or _WOULD.search(before)):
+    claim = _ARGUED.split(before)[-1]
+    if _COUNTERFACTUAL.search(claim) and (
+        _WOULD_AFTER.match(after) or _WOULD.search(claim.rpartition(",")[2])
+    ):
         return True
-    if _OTHER_QUESTION.search(before) or _ANSWERS_ANOTHER.match(after):
+    if _OTHER_QUESTION.search(claim) or _ANSWERS_ANOTHER.match(after):
         return True
-    if _REPORTED.search(before) or _ANSWER_OF_OTHERS.search(before):
+    if _REPORTED.search(claim) or _ANSWER_OF_OTHERS.search(claim):
         return True
     if _LOOKS_BUT.match(after) or _BUT_NOT_HERE.match(after) or _LIMITED.match(after) or _is_unlikely(before):
         return True
@@ -163,7 +188,16 @@ def is_added(before: str, after: str) -> bool:
 
 def _is_of_another_case(before: str, after: str) -> bool:
     """Return whether an option is named under a condition: `for the minimum, the answer would be D`."""
-    if _ELSEWHERE.match(after) or _ANSWER_FOR.search(before) or _ANSWER_OF_ANYONE.search(before):
+    if (
+        _ELSEWHERE.match(after)
+        or _WOULD_DO.match(after)
+        or _ANSWER_FOR.search(before)
+        or _ANSWER_OF_ANYONE.search(before)
+    ):
+        return True
+    if _QUESTIONS.search(before) or (_verb(before) and _ON_CONDITION.match(after)):
+        return True
+    if _LABEL.search(before) and _PREDICATE.match(after):
         return True
     prefix = _PREFIX.match(before)
     if prefix is None:
@@ -173,24 +207,35 @@ def _is_of_another_case(before: str, after: str) -> bool:
 
 def is_of_others(before: str, after: str) -> bool:
     """Return whether the verb before an option is not the speaker's: `many pick B`, `choosing B would be hasty`."""
-    found = _VERB.search(before)
+    found = _verb(before)
     if found is None:
         return False
     clauses = list(_CLAUSE_END.finditer(before, 0, found.start()))
     lead = before[clauses[-1].end() if clauses else 0 : found.start()]
+    called = _GIVES.match(before, found.end(found.lastgroup or 0)) is not None
     who = None
     for who in _WHO.finditer(lead):  # noqa: B007  # the last one is wanted
         pass
-    if found["noun"] and (who is None or _NOUN_FOLLOWS.search(lead) or _GIVES.match(before, found.end("noun"))):
+    if who is not None and called and who[0].lower() == "one":
+        who = None
+    if found["noun"] and (who is None or called or _NOUN_FOLLOWS.search(lead)):
         return False
     if _MISTAKEN.search(lead, who.end() if who is not None and who[0] in ("I", "we", "We") else 0):
         return True
     if who is not None:
-        return who["speaker"] is None and _OUGHT.search(lead) is None
+        return who["speaker"] is None and (_OUGHT.search(lead) is None or _WHOEVER.search(lead) is not None)
     noun_like = (found["verb"] or "").lower().partition(" ")[0].endswith("ing") or _INFINITIVE.search(lead)
     if noun_like and not _GERUND_ENDS.match(after):
         return True
-    return not (_ORDER.fullmatch(lead) or _OUGHT.search(lead) or _IDEOGRAPH.search(lead))
+    if called and _NAMED.search(lead):
+        return False
+    return not (
+        _ORDER.fullmatch(lead) or _LEADS.match(lead) or _OUGHT.search(lead) or _IDEOGRAPH.search(lead)
+    )
+
+
+def _verb(before: str) -> re.Match[str] | None:
+    return _VERB.search(before, max(0, len(before) - CUE_CHARACTERS))
 
 
 def _is_unlikely(before: str) -> bool:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 
 def words(text: str) -> str:
+    """Return the pattern of any of the words between semicolons."""
     return "(?:" + "|".join(text.split(";")) + ")"
 
+
+CUE_CHARACTERS = 300
+"""Where a cue that the option follows is looked for: this many characters before it, so that the time is linear."""
 
 NOUN = words(
     "answers?;choices?;options?;solution;winner;selection;pick;response;guess;conclusion;verdict;letter;alternative;one;réponse;antwort;respuesta;risposta;resposta;答案;ответ"

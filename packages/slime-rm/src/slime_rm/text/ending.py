@@ -22,12 +22,15 @@ def without_special_tokens(response: str) -> str:
     tokenizers give to ends, turns and padding: `</s>`, `<eos>`, `<end_of_turn>`, `[PAD]`. Without
     `--rollout-skip-special-tokens` every finished response ends in one.
     """
-    text = response.rstrip()
-    while (found := _SPECIAL.search(text, max(0, len(text) - _LONGEST))) is not None:
-        if found[0].lower() == "</s>" and "<s>" in text.lower():
+    end = len(response.rstrip())
+    struck = re.search("<s>", response, re.IGNORECASE)
+    while (found := _SPECIAL.search(response, max(0, end - _LONGEST), end)) is not None:
+        if found[0].lower() == "</s>" and struck is not None and struck.end() <= end:
             break  # HTML: what it closes is struck out
-        text = text[: found.start()].rstrip()
-    return text
+        end = found.start()
+        while end and response[end - 1].isspace():
+            end -= 1
+    return response[:end]
 
 
 def up_to_special_tokens(response: str) -> str:
