@@ -18,7 +18,7 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _ENDS_SENTENCE = re.compile(r"\s*(?:[.!]\s*)?$|\s*,?\s*(?:because|since|as|not)\b", re.IGNORECASE)
-_REMARK = re.compile(r"[)\]]?\s*(?:[:→⇒=]|[–—-]+>?)>?\s*\w|[)\]]\.?\s+[a-z]{2}|\.\s+[a-z]{2}")
+_REMARK = re.compile(r"[)\]]?\s*(?:[:→⇒=]|[–—-]+>?)>?\s*\w|[)\]]\.?\s+[a-z]{2}|\.\s+[a-z]{2}|\s\(\s*[a-z]{2}")
 """What follows an option that opens a line and is only spoken of there: `B: too large`."""
 _OPTION_TEXT = re.compile(r"\W*(?:both|all|neither|none|only|either)\b", re.IGNORECASE)
 _RIVAL = re.compile(r"(?:[,;/|(]|\b(?:or|and))\s*$", re.IGNORECASE)

@@ -64,7 +64,7 @@ _CALLED_CORRECT = re.compile(
 )
 _FITS = re.compile(
     rf"[)\]\s,]*{_ADVERBS}\s*(?:fits?|match(?:es)?|works?|wins?|holds?|stands?|remains?|is (?:left|true|chosen|selected)|does|is)(?=\s*(?:[.,;!)]|$)"
-    r"|\s+(?:best|well|perfectly|exactly|all|the|every\w*|only(?! \w+ly\b)|here|alone|while|whereas|although|but)\b)"
+    r"|\s+(?:best|better|well|perfectly|exactly|all|the|every\w*|only(?! \w+ly\b)|here|alone|while|whereas|although|but)\b)"
     r"|[)\]\s,]*(?!(?:is|was|are|were|not|no)\b)\w+s\s+(?:(?!(?:no|not|never|hardly)\b)[\w']+\s+){0,3}?(?:better|more\s+\w+)\s+than\s+(?:option |choice )?\W*$",
     re.IGNORECASE,
 )
@@ -157,7 +157,7 @@ _CONCEDED = re.compile(
 REASONS = re.compile(r"\b(?:since|because|given that|as|for)\b", re.IGNORECASE)
 """Words after which a sentence gives reasons."""
 CORRECTION = re.compile(
-    r"^\W*(?:oh,? )?mistake\b|\bno\b(?=\s*[,.:;!–—-]|\s*$|\s+wait)|\b(?:wait|actually|sorry|correction|oops|scratch that|never ?mind|i mean(?:t)?|on (?:second thought|reflection)|rather,|or rather|make that|chang\w+"
+    r"^\W*(?:oh,? )?mistake\b|\bno\b(?=\s*[,.:;!–—-]|\s*$|\s+wait)|\b(?:wait|actually|sorry|correction|oops|scratch that|never ?mind|i mean(?:t)?|on (?:second thought|reflection)|rather,|or rather|make that|chang\w+(?!\s+(?:the|an?|of|in|its|sign)\b(?!\s+(?:answer|choice|mind|selection|option|response)))"
     r"|switch\w*|revis\w+|(?:my|own) (?:\w+ )?mistake|made (?:an?|some|the|another) (?:\w+ )?(?:mistake|error)|(?:that|this|it|which|there)(?: is| was|'s) an? (?:\w+ )?mistake|misread|was wrong|hmm|hold on|let me (?:re\w+|correct)|strike that|(?:just )?kidding|now (?:it|the|my|i)|corrected|reconsider\w*)\b",
     re.IGNORECASE,
 )

@@ -43,7 +43,7 @@ _VERDICT = re.compile(
     re.IGNORECASE,
 )
 _DENIES = re.compile(r"\b(?:not|neither|nor|never|no|none)\b|n't\b", re.IGNORECASE)
-_OPENING = r"[\s\"'(\[<>–—-]*(?:(?:so|thus|therefore|hence|definitely|clearly|certainly|probably|most likely|likely|presumably|evidently|obviously|surely|option|choice|letter|the|answer|both|either|it's|it is|ok|okay|sure|yes|final|correct|better)\b[\s,:]*)*"
+_OPENING = r"[\s\"'(\[<>–—-]*(?:(?:so|thus|therefore|hence|definitely|clearly|certainly|probably|(?:very |most |quite )?likely|almost certainly|in all (?:likelihood|probability)|presumably|evidently|obviously|surely|option|choice|letter|the|answer|both|either|it's|it is|ok|okay|sure|yes|final|correct|better)\b[\s,:]*)*"
 _AFTER_OPENING = re.compile(
     r"\s*(?:[.):,;!–—\](→-]|(?:because|since|as|given|for|due|rather|instead|over|(?:but |and )?not|beats?|except|without|unlike|against)\b|$)"
 )
@@ -53,6 +53,7 @@ _PART = re.compile(
     r"\b(?:(?:sub-?)?parts?|section|fig(?:ure|\.)?|table|appendix|panel)\s*\(?$", re.IGNORECASE
 )
 """What stands before a letter that names a part of the question."""
+_COMPARES = re.compile(r"\b(?:between|of|among|from)\s*$", re.IGNORECASE)
 _TIGHT = "-/+*|."
 
 
@@ -132,14 +133,16 @@ def sentences(text: str, letters: str) -> Iterator[Sentence]:
 def _parts(line: str, letters: str) -> list[str]:
     """Split a line into sentences; a letter alone, or the text of a letter, continues the sentence before it."""
     parts: list[str] = []
+    alone = re.compile(rf"\W*\b[{letters}]\W*$|{TEXT[0]}.{TEXT[1]}\W*$")
+    named = re.compile(rf"(?<!\w)(?:[{letters}]|{TEXT[0]}.{TEXT[1]})\W*$")
+    labelled = re.compile(rf"(?<![\w{TEXT[0]}])[{letters}]\W*{TEXT[0]}$")
     end = 0
     for found in [*_SENTENCE_END.finditer(line), None]:
         part = line[end : found.end() if found is not None else len(line)]
         end += len(part)
         continues = (
             parts
-            and re.match(rf"(?:\W*\b[{letters}]\W*$|{TEXT[0]})", part)
-            and re.search(rf"(?<!\w)(?:[{letters}]|{TEXT[0]}.{TEXT[1]})\W*$", parts[-1])
+            and ((alone.match(part) and named.search(parts[-1])) or labelled.search(parts[-1] + part[:1]))
             and not (_DENIES.search(parts[-1]) or parts[-1].rstrip().endswith("?"))
         )
         remark = parts and re.fullmatch(rf"\W*[{letters}]\.\s*", parts[-1]) and re.match("[a-z]", part)
@@ -229,10 +232,11 @@ def _split(group: list[Mention], text: str) -> Iterator[list[Mention]]:
     if parted and re.match(r"\s*(?:are|is|were|was|can't|cannot|don't|do not)\b", text[group[-1].end :]):
         yield group[: parted[0]]
         group = group[parted[0] :]
-    if len(group) > 1 and _SINGULAR.match(text, group[-1].end):
+    compared = len(group) > 2 and _COMPARES.search(text[: group[0].start]) is not None
+    if len(group) > 1 and (compared or _SINGULAR.match(text, group[-1].end)):
         between = text[group[-2].end : group[-1].start].lower()
-        again = group[-1].letter in {mention.letter for mention in group[:-2]} | {group[-2].letter}
-        if not re.search(r"\b(?:or|nor|also)\b", between) and (not again or len(group) > 2):
+        again = group[-1].letter in {mention.letter for mention in group[:-1]}
+        if not re.search(r"\b(?:or|nor|also)\b", between) and (len(group) > 2 if again else not compared):
             yield group[:-1]
             group = group[-1:]
     yield group

@@ -38,7 +38,7 @@ _LEADS = re.compile(
     re.IGNORECASE,
 )
 _GERUND_ENDS = re.compile(
-    r"\W*(?:$|[.!;)]|(?:,\s*)?(?:because|since|as|over|rather|instead|not|for|given|due|here)\b"
+    r"\W*(?:$|[.!;)]|(?:,\s*)?(?:because|since|as|over|rather|instead of|not|for (?:its|this|these)|given|due)\b"
     r"|(?:is|would be|seems)\s+(?:\w+ly\s+|thus\s+|therefore\s+)?(?:the\s+)?(?:correct|right|best|safest|justified|appropriate)\b)",
     re.IGNORECASE,
 )
@@ -83,8 +83,8 @@ _THIS = (
     r"|reasons?|clarity|completeness|final|conclusion|summary|short|fact|total|general|brief|sum|light|view|accordance|terms|line|order|other words|example|instance|which|what|it|now|sure|here|certain)\b"
 )
 _PREFIX = re.compile(
-    rf"^\W*(?:(?:and|but|also|however|whereas|while|note that|similarly|conversely)\b[\s,]*)*(?:(?P<about>for|as for|regarding|concerning|in case(?: of)?|(?:when|{_IF})(?!\s+(?:we|i)\b))"
-    r"|in|on|at|with|without|under|inside|outside|near|above|below|ignoring|neglecting|including|by)"
+    rf"^\W*(?:(?:and|but|also|however|whereas|while|note that|similarly|conversely)\b[\s,]*)*(?:(?P<about>for|as for|regarding|concerning|in (?:the )?case(?: of)?|should(?=\s+(?:the|it|this|one|you|they)\b)|changing|replacing|swapping|(?:when|{_IF})(?!\s+(?:we|i)\b))"
+    r"|in|on|at|with|without|under|inside|outside|near|above|below|ignoring|neglecting|including|given|by)"
     rf"\s+(?!{_THIS})(?![^.;!?\n]*\b(?:so|thus|therefore|hence|we (?:get|see|find|have)|means|implies|follows)\b)(?![^.;!?\n]*{_FORCED})[^.;!?\n]*",
     re.IGNORECASE,
 )
@@ -115,7 +115,8 @@ _ON_CONDITION = re.compile(
     rf"[)\]\"']*,?\s+(?:only\s+)?(?:if|when|whenever|in case|for|under|unless)\b(?!\s+{_THIS})", re.IGNORECASE
 )
 _QUESTIONS = re.compile(
-    rf"(?<!\bthis )(?<!\bour )(?<!\bthe )\b(?:question|problem|part|exercise|item|quiz)\s*\d*'s?\s+(?:\w+\s+)?{NOUN}\b|^\W*to\b[^.;!?\n]*\binstead\b",
+    rf"(?<!\bthis )(?<!\bour )(?<!\bthe )\b(?:question|problem|part|exercise|item|quiz)\s*\d*'s?\s+(?:\w+\s+)?{NOUN}\b|^\W*to\b[^.;!?\n]*\binstead\b"
+    r"|\b(?:question|problem|part|exercise|item)\s*\d+\b[^.;!?\n]*\banswer\b",
     re.IGNORECASE,
 )
 _WOULD_DO = re.compile(r"[)\]\s]*(?:would|'d)\s+(?!be\b|also\b|have been\b|still\b|not\b)\w", re.IGNORECASE)
@@ -149,6 +150,12 @@ _PERCENT = re.compile(
     re.IGNORECASE,
 )
 
+_ODDS = re.compile(r"\b(?:odds|probability|chances?|likelihood|confidence)\b[^,.;!?\n]*$", re.IGNORECASE)
+_PERCENT_BEHIND = re.compile(
+    r"[)\]\s]*(?:is|are|stands? at|at)\s+(?:\w+\s+)?(?P<percent>\d{1,3}(?:\.\d+)?)\s*(?:%|percent)",
+    re.IGNORECASE,
+)
+
 
 def is_remark(before: str, after: str, *, settled: bool) -> bool:
     """Return whether a sentence names an option without deciding anything about it.
@@ -170,7 +177,12 @@ def is_remark(before: str, after: str, *, settled: bool) -> bool:
         return True
     if _REPORTED.search(claim) or _ANSWER_OF_OTHERS.search(claim):
         return True
-    if _LOOKS_BUT.match(after) or _BUT_NOT_HERE.match(after) or _LIMITED.match(after) or _is_unlikely(before):
+    if (
+        _LOOKS_BUT.match(after)
+        or _BUT_NOT_HERE.match(after)
+        or _LIMITED.match(after)
+        or _is_unlikely(before, after)
+    ):
         return True
     if is_of_others(before, after):
         return not is_added(before, after)
@@ -194,6 +206,8 @@ def _is_of_another_case(before: str, after: str) -> bool:
         or _ANSWER_FOR.search(before)
         or _ANSWER_OF_ANYONE.search(before)
     ):
+        return True
+    if _COUNTERFACTUAL.search(_ARGUED.split(before)[-1]):
         return True
     if _QUESTIONS.search(before) or (_verb(before) and _ON_CONDITION.match(after)):
         return True
@@ -238,7 +252,10 @@ def _verb(before: str) -> re.Match[str] | None:
     return _VERB.search(before, max(0, len(before) - CUE_CHARACTERS))
 
 
-def _is_unlikely(before: str) -> bool:
-    """Return whether the words before an option give it less than half of the odds."""
+def _is_unlikely(before: str, after: str) -> bool:
+    """Return whether the words around an option give it less than half of the odds."""
+    behind = _PERCENT_BEHIND.match(after)
+    if behind is not None and _ODDS.search(before):
+        return float(behind["percent"]) < 50
     found = _PERCENT.search(before)
     return found is not None and float(found["percent"] or found["of"]) < 50
