@@ -33,7 +33,7 @@ _ANSWER = re.compile(
 )
 _COPULA_END = re.compile(rf"{_COPULA}{FILL}$", re.IGNORECASE)
 _WRONG_NOUN = re.compile(
-    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|next[ -]best|my second|previous|earlier|former|trick|backup|fallback|other|common|usual|popular|frequent|typical|naive|wrongly|mistaken)"
+    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|next[ -]best|my second|previous|earlier|former|trick|backup|fallback|other|opposite|common|usual|popular|frequent|typical|naive|wrongly|mistaken)"
     rf"\s+{NOUN}\b(?:(?!\b(?:so|thus|therefore|hence|but)\b)[^.!?;\n])*$|\b(?:runner[ -]?up|next[ -]best)\b[^.!?;\n]*$",
     re.IGNORECASE,
 )
@@ -84,7 +84,7 @@ _DOUBLE_NO = re.compile(
 )
 _BAD = (
     r"(?:wrong|false|incorrect\w*|impossible|invalid|out|eliminated|excluded|rejected|ruled|unlikely|less|implausible|untrue|inconsistent|contradict\w*"
-    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|(?:\w+\s+){0,2}?(?:distract\w+|decoys?|traps?|mistakes?|misconceptions?|fallacy|pitfalls?|confusions?|foils?|red herrings?|lures?|baits?|tricks?|errors?|impostors?|fakes?|runner[- ]?up)\b|(?:second|next)[- ](?:best|choice)|tempting|silly|foolish|absurd|crazy|stupid|ridiculous|unwise|least\b)"
+    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|(?:\w+\s+){0,2}?(?:distract\w+|decoys?|traps?|mistakes?|misconceptions?|fallacy|pitfalls?|confusions?|foils?|red herrings?|lures?|baits?|tricks?|errors?|impostors?|fakes?|runner[- ]?up|(?:wrong|incorrect|false|mistaken) (?:answer|choice|option|one|pick))\b|(?:second|next)[- ](?:best|choice)|tempting|silly|foolish|absurd|crazy|stupid|ridiculous|unwise|least\b)"
 )
 _AFTER_REJECTED = re.compile(
     rf"[)\]\s:,(–—→⇒=>-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
@@ -117,7 +117,8 @@ _CLOSE_BUT_WRONG = re.compile(
     re.IGNORECASE,
 )
 _CONTRARY_TO_FACT = re.compile(
-    r"\s*,?\s*(?:(?:would|could|might|may)\b[^.;!?\n]*)?\bif\b[^.;!?\n]*\b(?:were|had)\b(?!\s+to\s+(?:choose|guess|pick|say|answer))",
+    r"\s*,?\s*(?:(?:would|could|might|may)\b[^.;!?\n]*)?\bif\b[^.;!?\n]*\b(?:were|had)\b(?!\s+to\s+(?:choose|guess|pick|say|answer))"
+    r"|\s*,?\s*(?:(?:would|could|might|may)\b[^.,;!?\n]*?)?\b(?:were|had)\s+(?:the|it|this|that|we|i|you|they|there|an?)\b",
     re.IGNORECASE,
 )
 OR_NONE = re.compile(

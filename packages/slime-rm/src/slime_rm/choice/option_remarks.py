@@ -28,7 +28,7 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 _OUGHT = re.compile(
-    r"\b(?:should|must|ought to|ha(?:s|ve) to|needs? to|shall|best|safest?|wis(?:e|est)|sensible|reasonable|correct(?:ly)?|right(?:ly)?|proper|logical|recommend\w*|suggest\w*|advis\w+|able to|allow\w*|leads?|led|forc\w+|rational|justified)\b",
+    r"\b(?:should|must|ought to|ha(?:s|ve) to|needs? to|shall|best|safest?|wis(?:e|est)|sensible|reasonable|correct(?:ly)?|right(?:ly)?|proper|logical|recommend\w*|suggest\w*|advis\w+|decision|able to|allow\w*|leads?|led|forc\w+|rational|justified)\b",
     re.IGNORECASE,
 )
 _WHOEVER = re.compile(r"\b(?:who|whoever|those|any(?:one|body)|some(?:one|body))\b", re.IGNORECASE)
@@ -40,6 +40,11 @@ _LEADS = re.compile(
 _GERUND_ENDS = re.compile(
     r"\W*(?:$|[.!;)]|(?:,\s*)?(?:because|since|as|over|rather|instead of|not|for (?:its|this|these)|given|due)\b"
     r"|(?:is|would be|seems)\s+(?:\w+ly\s+|thus\s+|therefore\s+)?(?:the\s+)?(?:correct|right|best|safest|justified|appropriate)\b)",
+    re.IGNORECASE,
+)
+_TITLE = re.compile(rf"\b{_MISTAKE}\s*[:–—-]\s*$", re.IGNORECASE)
+_CONSIDERED = re.compile(
+    r"\b(?:consider(?:ed|ing)?|contemplat\w+|thought (?:about|of)|toy\w+ with|debat\w+|resist\w*|regret\w*)\s+$",
     re.IGNORECASE,
 )
 _INFINITIVE = re.compile(r"\bto\s+$", re.IGNORECASE)
@@ -95,7 +100,7 @@ _ANSWER_FOR = re.compile(
 )
 _ANSWER_OF_OTHERS = re.compile(
     rf"\b{NOUN}\s+(?:that\s+|which\s+)?(?:(?:given|chosen|picked|selected|preferred|favou?red)\s+by|of|from)?\s*(?:(?:the|a|an|my)\s+)?(?:most|many|some|careless|weak\w*|hasty|other|all)?\s*(?:students?|people|others|everyone|beginners?|novices?|they|classmates?|friends?|critics|test[- ]takers?|readers|models?|llms?)\b"
-    rf"|\b(?:students?'s?|people's|everyone's|others'|their|his|her|beginners?'s?|friend's|classmate's|model's|llm's)\s+(?:\w+\s+)?{NOUN}\b",
+    rf"|\b(?:students?'s?|people's|everyone's|others'|their|his|her|beginners?'s?|friend's|classmate's|model's|llm's|teacher's|author's|(?:text)?book's|(?-i:(?!Let's|Here's|That's|What's|It's|There's|Who's|Today's|He's|She's)[A-Z][a-z]+'s))\s+(?:\w+\s+)?{NOUN}\b",
     re.IGNORECASE,
 )
 _ANSWER_OF_ANYONE = re.compile(
@@ -116,12 +121,12 @@ _ON_CONDITION = re.compile(
 )
 _QUESTIONS = re.compile(
     rf"(?<!\bthis )(?<!\bour )(?<!\bthe )\b(?:question|problem|part|exercise|item|quiz)\s*\d*'s?\s+(?:\w+\s+)?{NOUN}\b|^\W*to\b[^.;!?\n]*\binstead\b"
-    r"|\b(?:question|problem|part|exercise|item)\s*\d+\b[^.;!?\n]*\banswer\b",
+    r"|\b(?:question|problem|part|exercise|item)\s*\d+\b[^.;!?\n]*\banswer\b|\b(?:second|third|next)[ -](?:choice|guess|pick|best)\b",
     re.IGNORECASE,
 )
 _WOULD_DO = re.compile(r"[)\]\s]*(?:would|'d)\s+(?!be\b|also\b|have been\b|still\b|not\b)\w", re.IGNORECASE)
 _LIMITED = re.compile(
-    r"[)\]\s]*(?:is|are|was|holds?|works?|fits|applies|would be|seems|looks)\b(?:[^.,;!?\n]*?\b(?:correct|right|true|valid|the answer|best))?\s*(?:only\s+(?:in|for|on|under|at|with|without)\b|(?:in|for|on|under|at|with|without)\s[^.,;!?\n]*\bonly\s*(?:[.;!]|$))",
+    r"[)\]\s]*(?:is|are|was|holds?|works?|fits|applies|would be|seems|looks)\b(?:[^.,;!?\n]*?\b(?:correct|right|true|valid|the answer|best)(?:\s+(?:answer|choice|option|one))?)?\s*(?:only\s+(?:in|for|on|under|at|with|without)\b|(?:in|for|on|under|at|with|without)\s[^.,;!?\n]*\bonly\s*(?:[.;!]|$))",
     re.IGNORECASE,
 )
 _GOOD_LOOK = r"(?:right|correct|true|plausible|promising|attractive|appealing|tempting|reasonable|fine|good|valid|similar|close|convincing|like|likely|ok|okay|possible|nice|obvious)"
@@ -226,6 +231,8 @@ def is_of_others(before: str, after: str) -> bool:
         return False
     clauses = list(_CLAUSE_END.finditer(before, 0, found.start()))
     lead = before[clauses[-1].end() if clauses else 0 : found.start()]
+    if (clauses and _TITLE.search(before, 0, clauses[-1].end())) or _CONSIDERED.search(lead):
+        return True
     called = _GIVES.match(before, found.end(found.lastgroup or 0)) is not None
     who = None
     for who in _WHO.finditer(lead):  # noqa: B007  # the last one is wanted
