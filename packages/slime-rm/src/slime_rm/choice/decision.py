@@ -105,7 +105,7 @@ def _read(reading: _Reading, sentence: Sentence, letters: str, length: int) -> N
             before = without_predicate(before)
         upto = sentence.text[: group[0].start]
         settled = reading.strength >= Role.CORRECT and not (decided or corrects or reading.corrected)
-        remark = box is None and is_remark(before, after, settled=settled)
+        remark = is_remark(before, after, settled=settled and box is None)
         reading.corrected |= corrects and not remark
         if sentence.is_question and box is None:
             continue
