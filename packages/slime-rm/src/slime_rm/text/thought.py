@@ -1,4 +1,4 @@
-"""What a response says after it has thought."""
+"""Whether the thought of a response ends."""
 
 from __future__ import annotations
 
