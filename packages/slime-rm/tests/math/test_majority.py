@@ -18,3 +18,9 @@ def test_of_answers_given_equally_often_the_first_is_right():
 
 def test_a_group_without_answers_has_no_majority():
     assert [grade.score for grade in majority([Sample(response="?"), Sample(response="")])] == [0.0, 0.0]
+
+
+def test_a_response_that_is_cut_off_in_its_thought_has_no_vote():
+    responses = [r"<think>\boxed{2}", r"<think>\boxed{2}", r"<think>x</think>\boxed{3}"]
+    grades = majority([Sample(index=i, response=response) for i, response in enumerate(responses)])
+    assert [grade.score for grade in grades] == [0.0, 0.0, 1.0]

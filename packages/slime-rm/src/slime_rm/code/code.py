@@ -77,7 +77,9 @@ def code(
     name, tests = _tests(sample)
     program = python_block(sample.response)
     if program is None:
-        return Grade(score=0.0, parts={"share": 0.0}, details={"why": "no fenced block of Python"})
+        return Grade(
+            score=0.0, parts={"share": 0.0}, details={"why": "no fenced block of Python after the thought"}
+        )
     limits = Limits(wall_s=wall_s, cpu_s=int(wall_s) + 1, memory_bytes=memory_mb << 20, processes=processes)
     begin, count, failures = time.monotonic(), len(tests[:max_tests]), []
     for number, test in enumerate(tests[:max_tests]):

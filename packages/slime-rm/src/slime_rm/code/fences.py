@@ -9,6 +9,8 @@ from slime_rm.text.ending import without_special_tokens
 
 _FENCE = re.compile(r"`{3,}+|~{3,}+")
 _QUOTES = re.compile(r"^(?:[ \t]*> ?)+")
+_END_OF_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>(?![\"'\\])", re.IGNORECASE)
+_THOUGHT = re.compile(r"(?<![\"'`])<(?:think|thinking|thought|reasoning)>(?![\"'\\]|`(?!``))", re.IGNORECASE)
 _PYTHON = frozenset({"python", "python3", "py", "py3", "ipython", "ipython3"})
 
 
@@ -18,7 +20,7 @@ def python_block(response: str) -> str | None:
     A fence is three or more backticks or tildes, indented or not, and closes with as many of the same; one that never
     closes holds all that follows. A tag of Python may follow text on its line. Blocks of other languages are none. The
     indentation that all lines share goes, as do the marks of a quotation (`>`) that holds the block; line ends are
-    newlines.
+    newlines. What stands before `</think>` is thought and holds no program, nor does a thought that never ends.
     """
     tagged = untagged = None
     for tag, source in _blocks(without_special_tokens(response)):
@@ -31,11 +33,16 @@ def python_block(response: str) -> str | None:
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """Return tag and content of each block."""
+    """Return tag and content of each block of the solution; in a block of it, `</think>` is part of the program."""
     blocks: list[tuple[str, list[str]]] = []
     fence, quotes = "", 0
+    thinks = ended = False
     for marked in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if not (fence and ended) and (parts := _END_OF_THOUGHT.split(marked))[1:]:
+            blocks, fence, marked = [], "", parts[-1]
+            thinks, ended = False, True
         if not fence:
+            thinks = thinks or _THOUGHT.search(marked) is not None
             line = _QUOTES.sub("", marked)
             quotes = marked.count(">", 0, len(marked) - len(line))
             opening = _FENCE.search(line)
@@ -52,7 +59,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
             fence = ""
             line = code
         blocks[-1][1].append(line)
-    return [(tag, textwrap.dedent("\n".join(lines))) for tag, lines in blocks]
+    return [] if thinks else [(tag, textwrap.dedent("\n".join(lines))) for tag, lines in blocks]
 
 
 def _language(tag: str) -> str:

@@ -28,8 +28,13 @@ def same_text(given: str, wanted: str) -> bool:
 
 
 def same_value(given: Any, wanted: Any) -> bool:
-    """Return whether two JSON values are the same, where floats of the wanted one are met by numbers that are close."""
-    if isinstance(wanted, float) and isinstance(given, int | float) and not isinstance(given, bool):
+    """Return whether two JSON values are the same, where floats of the wanted one are met by numbers that are close.
+
+    `true` is no 1 and `false` no 0, as in JSON; 1 and 1.0 are one number.
+    """
+    if isinstance(given, bool) or isinstance(wanted, bool):
+        return given is wanted
+    if isinstance(wanted, float) and isinstance(given, int | float):
         return is_close(given, repr(wanted))
     if isinstance(wanted, list) and isinstance(given, list):
         return len(given) == len(wanted) and all(map(same_value, given, wanted))

@@ -54,7 +54,7 @@ def number_highlighted_sections(response: str, *, num_highlights: int) -> bool:
 
 def multiple_sections(response: str, *, section_spliter: str, num_sections: int) -> bool:
     """At least so many sections, each headed by the divider and its number."""
-    pattern = rf"(?:^|\s){re.escape(section_spliter)}\s?\d+"
+    pattern = rf"(?<![^\W_])(?<!-){re.escape(section_spliter)}\s?\d+"
     return len(re.findall(pattern, response)) >= num_sections
 
 
@@ -64,14 +64,12 @@ def number_placeholders(response: str, *, num_placeholders: int) -> bool:
 
 
 def postscript(response: str, *, postscript_marker: str) -> bool:
-    """A last part that begins with the marker, `P.S.` or `P.P.S`."""
+    """A last part that begins with the marker, `P.S.` or `P.P.S`, and says something."""
     letters = [re.escape(letter) for letter in postscript_marker if letter.isalnum()]
     if not letters:
         raise ValueError(f"postscript_marker is {postscript_marker!r}; wanted letters, such as P.S.")
-    return (
-        re.search(rf"^[^\S\n]*{r'\.?\s?'.join(letters)}\b.*\S", response, re.IGNORECASE | re.MULTILINE)
-        is not None
-    )
+    marker = re.compile(rf"^(?:[^\S\n]|[*_>])*{r'\.?[^\S\n]?'.join(letters)}\b", re.IGNORECASE | re.MULTILINE)
+    return any(re.search(r"[^\W_]|[^\x00-\x7f]", behind) for behind in marker.split(response)[1:])
 
 
 def title(response: str) -> bool:

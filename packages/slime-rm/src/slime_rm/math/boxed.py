@@ -18,11 +18,18 @@ def last_boxed(text: str) -> str | None:
     start = None
     for start in _BOX.finditer(text):  # noqa: B007  # the last one is wanted
         pass
-    if start is None:
-        return None
-    if text.startswith("{", start.end()):
-        return _braced(text, start.end())
-    bare = _BARE.match(text, start.end())
+    return None if start is None else _content(text, start.end())
+
+
+def all_boxed(text: str) -> list[str | None]:
+    r"""Return what each `\boxed` of a short text holds, as `last_boxed` does; None for one that never closes."""
+    return [_content(text, start.end()) for start in _BOX.finditer(text)]
+
+
+def _content(text: str, start: int) -> str | None:
+    if text.startswith("{", start):
+        return _braced(text, start)
+    bare = _BARE.match(text, start)
     return bare[0] if bare else None
 
 

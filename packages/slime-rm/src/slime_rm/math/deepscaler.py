@@ -9,6 +9,7 @@ from slime_core.samples import Sample
 from slime_rm.math.math import grade_boxed
 from slime_rm.math.same_answer import PRELOAD
 from slime_rm.text.labels import label_of
+from slime_rm.text.thought import thought_never_ends
 
 #: Marks behind which the solution stands, the first that occurs counts; what precedes is thought.
 MARKS = ("</think>", "###Response")
@@ -23,7 +24,8 @@ def deepscaler(sample: Sample, *, require_thought: bool = False) -> Grade:
 
     Args:
         sample: scored.
-        require_thought: give 0.0 to a response without either mark; otherwise all of it is the solution.
+        require_thought: give 0.0 to a response without either mark; otherwise all of it is the solution,
+            unless it opens a thought (`<think>`).
 
     Raises:
         SampleError: the sample has no label.
@@ -33,6 +35,8 @@ def deepscaler(sample: Sample, *, require_thought: bool = False) -> Grade:
     `###Response` (there the first), and in refusing a missing label (there 0).
     """
     label = label_of(sample)
+    if thought_never_ends(sample.response):
+        return grade_boxed(sample.response, label)
     for mark in MARKS:
         _, found, solution = sample.response.rpartition(mark)
         if found:

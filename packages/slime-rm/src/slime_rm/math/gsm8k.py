@@ -11,12 +11,14 @@ from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
 from slime_rm.math.boxed import last_boxed
+from slime_rm.math.hedges import taken_back
 from slime_rm.math.number_text import MARKUP, NUMBER, changes_number, leaves_number
 from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
+from slime_rm.text.thought import CUT_OFF, after_thought
 
 _WHOLE = re.compile(NUMBER)
-_FINAL = re.compile(rf"[\s*_`$(\[]*(?P<number>{NUMBER})(?P<rest>[^\n]*)")
+_FINAL = re.compile(rf"(?:[\s*_`$(\[]|\\[(\[])*(?P<number>{NUMBER})(?P<rest>[^\n]*)")
 #: A number with all that is written onto it: `72/2`, `10:30`, `1.2.2`, `72%`, `72e2`.
 _RUN = re.compile(r"(?<![\w.,])[-+−\\$€£(]{0,4}(?:\d|\.\d)(?:[\w.,:/^%‰°!-]|\s*[-−+*/^×÷]\s*(?=[\d.$(]))*")
 _HEDGED = re.compile(
@@ -35,9 +37,11 @@ def gsm8k(
 ) -> Grade:
     """Score 1.0 when the number after the last `####` of the response is the label's, else 0.0.
 
+    A thought (up to `</think>`) does not count, and a response that is cut off in one has no answer.
     Numbers are compared as numbers: `1,000`, `$1000` and `1000.00` are one. The label is a number, or a whole
     GSM8K solution that ends in `#### 72`. A unit may follow the number, and nothing that makes another number of it or
-    leaves it open (`72/2`, `72%`, `72 dozen`, `72 or 73`); nor may a later line name another number.
+    leaves it open (`72/2`, `72%`, `72 dozen`, `72 or 73`); nor may a later line name another number or take this
+    one back ("wait", "that is wrong").
 
     Args:
         sample: scored.
@@ -54,7 +58,10 @@ def gsm8k(
     wanted = _label(sample)
     if method not in ("strict", "flexible"):
         raise ValueError(f"gsm8k: method is {method!r}; wanted 'strict' or 'flexible'")
-    text = without_special_tokens(sample.response)[-10 * MAX_DIGITS :]
+    solution = after_thought(sample.response)
+    if solution is None:
+        return Grade(score=0.0, details={"answer": None, "why": CUT_OFF})
+    text = without_special_tokens(solution)[-10 * MAX_DIGITS :]
     found, why = _strict(text) if method == "strict" else _flexible(text)
     given = _number(found) if found is not None else None
     if found is None or given is None:
@@ -79,6 +86,8 @@ def _strict(text: str) -> tuple[str | None, str]:
     value = _number(final["number"])
     if any(_number(other[0]) != value for other in re.finditer(NUMBER, later)):
         return None, "another number follows the final one"
+    if (why := taken_back(later)) is not None:
+        return None, why
     return final["number"], ""
 
 

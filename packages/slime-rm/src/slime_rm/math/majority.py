@@ -8,6 +8,7 @@ from slime_core.samples import Sample
 
 from slime_rm.math.boxed import last_boxed
 from slime_rm.math.same_answer import PRELOAD, SAME, compare
+from slime_rm.text.thought import thought_never_ends
 
 
 @preloads(*PRELOAD)
@@ -19,7 +20,9 @@ def majority(group: list[Sample]) -> list[Grade]:
 
     Source: TTRL (arXiv:2504.16084), section 2.
     """
-    answers = [last_boxed(sample.response) for sample in group]
+    answers = [
+        None if thought_never_ends(sample.response) else last_boxed(sample.response) for sample in group
+    ]
     classes: list[tuple[str, list[int]]] = []
     for i, answer in enumerate(answers):
         if answer is None:

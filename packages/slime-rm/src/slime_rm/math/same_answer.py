@@ -21,6 +21,8 @@ PRELOAD = ("slime_rm.math.answer.equivalence:warm_up",)
 Comparison = str
 """What a comparison comes to: one of `SAME`, or why the answer is not the label."""
 SAME: frozenset[Comparison] = frozenset({"same writing", "same words", "same meaning"})
+ONLY_WRITING = "different; of the label only its own writing is accepted"
+"""How a comparison begins that a label decides which is not mathematics that we read."""
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
 _FULL_HOUR = re.compile(r"(?<=\d):00(?=[ap]m)")
 
@@ -60,7 +62,7 @@ def _meaning(wanted: str, given: str) -> Comparison:
     except NotUnderstood as error:
         if _text(wanted) == _text(given):
             return "same words"
-        return f"different; of the label only its own writing is accepted: {error}"
+        return f"{ONLY_WRITING}: {error}"
     try:
         return difference(label, letters, given) or "same meaning"
     except NotUnderstood as error:

@@ -1,9 +1,11 @@
-"""Whether the thought of a response ends."""
+"""The thought of a response, and the solution behind it."""
 
 from __future__ import annotations
 
 import re
 
+CUT_OFF = "the response was cut off while it thought: the thought that it opens never ends"
+"""Why a response without a solution has none."""
 _OPENS = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _CLOSES = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 
@@ -15,3 +17,15 @@ def thought_never_ends(response: str) -> bool:
     """
     opened = max((tag.end() for tag in _OPENS.finditer(response)), default=-1)
     return opened >= 0 and _CLOSES.search(response, opened) is None
+
+
+def after_thought(response: str) -> str | None:
+    """Return what follows the last `</think>`, all of the response where there is none; None where it still thinks.
+
+    It still thinks where a `<think>` is never closed: what stands there is no solution. A response with the closing tag
+    alone is whole, because chat templates often open the thought in the prompt.
+    """
+    if thought_never_ends(response):
+        return None
+    end = max((tag.end() for tag in _CLOSES.finditer(response)), default=0)
+    return response[end:]
