@@ -62,7 +62,9 @@ def _problem(draft: Draft, table: str, field: str, detail: Mapping[str, Any]) ->
         todo = f"give {flag.spelled} or set it in [{table}] of the recipe"
         return Problem(where, "nothing", "a value", todo)
     own = detail["type"] == "value_error"
-    said = str(detail["msg"]).removeprefix("Value error, ") if own else wanted(flag.annotation)
+    said = (
+        str(detail["msg"]).removeprefix("Value error, ") if own else wanted(flag.annotation, detail["input"])
+    )
     return Problem(where, shown(detail["input"]), said)
 
 

@@ -23,7 +23,7 @@ _NAMES: dict[Any, str] = {
     Path: "a path",
     dict: "a table of keys and values",
 }
-#: Bounds that only avoid overflow are not shown: no sensible value reaches them.
+#: Bounds that only avoid overflow are shown to who is beyond them: no sensible value is.
 _TELLING = 1e8
 
 
@@ -102,15 +102,15 @@ def takes_bool(annotation: Any) -> bool:
     )
 
 
-def wanted(annotation: Any) -> str:
-    """Say what values a type takes: `a whole number of at least 1`."""
-    said = [_wanted_of(kind) for kind in _variants(annotation) if kind is not NoneType]
+def wanted(annotation: Any, found: Any = None) -> str:
+    """Say what values a type takes: `a whole number of at least 1`; the bounds that avoid overflow where what was found is beyond."""
+    said = [_wanted_of(kind, found) for kind in _variants(annotation) if kind is not NoneType]
     if NoneType in list(_kinds(annotation)):
         said.append("none")
     return " or ".join(said).replace(" or none", ", or none")
 
 
-def _wanted_of(annotation: Any) -> str:
+def _wanted_of(annotation: Any, found: Any) -> str:
     kind, bounds = annotation, []
     if get_origin(annotation) is Annotated:
         kind, *metadata = get_args(annotation)
@@ -124,7 +124,12 @@ def _wanted_of(annotation: Any) -> str:
         return f"a list, each of it {wanted(get_args(kind)[0])}"
     if origin is dict and get_args(kind)[1] is not Any:
         return f"a table, each value of it {wanted(get_args(kind)[1])}"
-    said = [f"{word} {limit:g}" for word, limit in map(_limit, bounds) if abs(limit) < _TELLING]
+    is_beyond = isinstance(found, int | float) and abs(found) >= _TELLING
+    said = [
+        f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"
+        for word, limit in map(_limit, bounds)
+        if is_beyond or abs(limit) < _TELLING
+    ]
     name = _NAMES.get(origin or kind, str(kind))
     return f"{name} of {' and '.join(said)}" if said else name
 
