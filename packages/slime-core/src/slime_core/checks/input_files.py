@@ -12,7 +12,7 @@ from slime_core.config.base import Unset
 from slime_core.config.derive import run_folder
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.settings import Settings
-from slime_core.data.rows.open_rows import file_problem
+from slime_core.data.rows.open_rows import file_problem, names_file
 from slime_core.errors import Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.registry import Registry
@@ -53,19 +53,30 @@ def _data(settings: Settings) -> Iterator[Problem]:
             yield Problem("data.prompt_data", shown(words), wanted)
             return
         if len(words) > 1:
-            yield from _unreadable_names("data.prompt_data", words[::2])
+            named = list(_unreadable_names("data.prompt_data", words[::2]))
+            yield from named
+            if named:
+                return
         for spec in words[1::2] or words:
             yield from _unreadable("data.prompt_data", spec)
 
 
 def _unreadable_names(where: str, names: Sequence[str]) -> Iterator[Problem]:
+    """Yield names of files that cannot be read, or that are files themselves: of those only every second would be used."""
     for name in names:
-        if not name.strip() or not name.isprintable():
+        if names_file(name):
+            wanted = "a name before each file: math math.jsonl code code.jsonl"
+            yield Problem(where, f"the file {shown(name, 300)} where a name is to be", wanted)
+        elif not name.strip() or not name.isprintable():
             yield Problem(where, f"the name {name!a}", "one that can be read: gsm8k test.jsonl")
 
 
 def _held_out(settings: Settings, registry: Registry) -> Iterator[Problem]:
     evaluation = settings.eval
+    if evaluation.eval_config is not None and evaluation.eval_interval is None:
+        eval_sets(
+            settings, registry
+        )  # nothing is evaluated; what is wrong with the file is told all the same
     if evaluation.eval_interval is None or evaluation.eval_data_source_path not in (None, "file"):
         return
     names, files = evaluation.eval_prompt_data[::2], evaluation.eval_prompt_data[1::2]

@@ -13,6 +13,7 @@ from slime_core.data.rows.jsonl import JsonlRows
 from slime_core.data.rows.parquet import open_parquet
 from slime_core.data.rows.record import Record
 from slime_core.errors import DataError, Problem
+from slime_core.files.json_text import why_not_text
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>(?:-?\d+)?):(?P<stop>(?:-?\d+)?)\]")
 
@@ -82,6 +83,12 @@ def file_problem(spec: str) -> Problem | None:
         found = "a folder" if os.path.isdir(path) else "nothing"
         return Problem(shown_path(path), found, "a data file")
     return None
+
+
+def names_file(text: str) -> bool:
+    """Return whether text is written as data files are named, or is the path of any file that is there."""
+    is_file = not why_not_text(text) and os.path.isfile(text)
+    return is_file or text.startswith(PREFIX) or Path(text.partition("@[")[0]).suffix in _READERS
 
 
 def shown_path(path: Path) -> str:
