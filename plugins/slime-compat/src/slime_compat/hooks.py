@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,19 +34,43 @@ def slime_adapt_plugin(group: str, flag: str | None, reference: str, value: Any)
 
 @hookimpl
 def slime_read_file(path: Path) -> Any:
-    """Read YAML.
+    """Read YAML; a file with nothing in it is an empty table.
 
     Raises:
-        ValueError: it is none; says where.
+        ValueError: it is none, or has a key twice in one table; says where.
     """
     if path.suffix not in (".yaml", ".yml"):
         return None
     import yaml
 
+    text = path.read_text(encoding="utf-8-sig")
     try:
-        return yaml.safe_load(path.read_text())
+        _refuse_keys_twice(yaml.compose(text, Loader=yaml.SafeLoader))
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
+    return {} if value is None else value
+
+
+def _refuse_keys_twice(root: Any) -> None:
+    """Raise ValueError where a table of a YAML document has a key twice, of which PyYAML would keep the last.
+
+    Args:
+        root: its node; None of an empty document.
+    """
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+            continue
+        seen.add(id(node))
+        keys = [key for key, _ in node.value if isinstance(key.value, str)] if node.id == "mapping" else []
+        for key, count in Counter((key.tag, key.value) for key in keys).items():
+            if count > 1:
+                raise ValueError(
+                    f"the key {key[1]!r} twice in one table, which begins in line {node.start_mark.line + 1}"
+                )
+        waiting += [one for entry in node.value for one in (entry if isinstance(entry, tuple) else [entry])]
 
 
 @hookimpl

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from slime_core.config.eval_sets import eval_sets
 from slime_core.errors import ConfigError
+from slime_core.plugins.registry import Registry
+from slime_core.testing.contracts.runs import tabular_settings
 
 CONFIG = """
 eval:
@@ -85,3 +88,30 @@ def test_what_is_wrong_with_the_file_is_named_before_anything_starts(train, conf
     config.write_text(config.read_text().replace(*change))
     with pytest.raises(ConfigError, match=wanted):
         train("--eval-config", str(config), "--eval-interval", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- {name: a, path: b, path: c}", "the key 'path' twice in one table, which begins in line 3"),
+        ("- {name: a, path: b, 1: c}", "a.1: found 1; wanted one of path, weight"),
+        ("  a: letters.jsonl", "datasets.a: found 'letters.jsonl'; wanted a table of its settings"),
+        (None, "found nothing in it; wanted a table `eval`"),
+    ],
+)
+def test_yaml_of_keys_twice_or_of_no_tables_is_refused(tmp_path, text, said):
+    file, registry = tmp_path / "sets.yaml", Registry()
+    file.write_text("" if text is None else f"eval:\n  datasets:\n  {text}\n")
+    with (
+        tabular_settings(registry, "--eval-config", str(file)) as settings,
+        pytest.raises(ConfigError) as caught,
+    ):
+        eval_sets(settings, registry)
+    assert said in str(caught.value)
+
+
+def test_keys_that_yaml_merges_do_not_stand_twice(tmp_path):
+    file, registry = tmp_path / "sets.yaml", Registry()
+    file.write_text("eval:\n  datasets:\n  - &a {name: a, path: b, top_p: 0.5}\n  - {<<: *a, name: c}\n")
+    with tabular_settings(registry, "--eval-config", str(file)) as settings:
+        assert [one.top_p for one in eval_sets(settings, registry).values()] == [0.5, 0.5]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slime_core.config.derive import is_single_turn
-from slime_core.config.eval_sets import has_sets
+from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
+from slime_core.plugins.registry import Registry
 
 #: How settings name the rollout, and the evaluation, that nobody replaced.
 _DEFAULT = ("default", "slime-core/default")
@@ -66,3 +67,22 @@ def evaluation_problems(settings: Settings) -> Iterator[Problem]:
         )
     if len(files) % 2:
         yield Problem("eval.eval_prompt_data", f"{len(files)} words", "name path [name path ...]")
+
+
+def least_lengths(settings: Settings, registry: Registry) -> Iterator[Problem]:
+    """Yield evaluation sets whose responses are to have more tokens than they may have."""
+    evaluation = settings.eval
+    if evaluation.eval_interval is None:
+        return
+    by_flag = ("eval.eval_min_new_tokens", evaluation.eval_min_new_tokens)
+    for name, own in (eval_sets(settings, registry) or {"": EvalSet(path="-")}).items():
+        where, least = by_flag
+        if own.min_new_tokens is not None:
+            where, least = (
+                f"eval.eval_config ({evaluation.eval_config}): {name}.min_new_tokens",
+                own.min_new_tokens,
+            )
+        longest, context = longest_response(own, settings), longest_context(own, settings)
+        most = longest if context is None else min(longest, context - 1)
+        if least > most:
+            yield Problem(where, f"{least}, where a response has at most {most} tokens", f"at most {most}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_core.checks.chosen_plugins import ROLLOUT_HOOKS, name_problems
 from slime_core.checks.input_files import missing_files
-from slime_core.checks.prompts import evaluation_problems, prompt_problems
+from slime_core.checks.prompts import evaluation_problems, least_lengths, prompt_problems
 from slime_core.checks.unread_flags import unread_flags
 from slime_core.config.base import Unset
 from slime_core.config.derive import batch_sizes, choices, is_local, is_single_turn, sends_images
@@ -38,7 +38,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     problems: list[Problem] = []
     for check in _CHECKS:
         problems += _told(partial(check, settings))
-    for look in (name_problems, missing_files, _supervised, _media, _environment):
+    for look in (name_problems, missing_files, least_lengths, _supervised, _media, _environment):
         problems += _told(partial(look, settings, registry))
     for hook in registry.hook_manager.hook.slime_check_config.get_hookimpls():
         known = {"settings": settings, "registry": registry}

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import BeforeValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ValidationError
 
 from slime_core.config.base import Amount, Count, Index, Positive, SectionModel, Share, Text
+from slime_core.config.parsing.words import annotation_of, wanted
 from slime_core.config.sections import EvalSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
-from slime_core.files.json_text import shown
+from slime_core.files.json_text import is_deep, parse_json, shown, why_not_json
+from slime_core.files.strict_read import Unreadable, read_file
 from slime_core.plugins.registry import Registry
+
+#: Ending of a file -> what reads its text. Plugins read more (`slime_read_file`).
+_READERS: dict[str, Callable[[str], Any]] = {".json": parse_json, ".toml": tomllib.loads}
+_WANTED = "a table `eval` with `datasets` and, if you like, `defaults`"
 
 
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str | int) else value
+
+
+def _of_json(table: dict[str, Any]) -> dict[str, Any]:
+    if why := why_not_json(table):
+        raise ValueError(f"what JSON has, not {why}")
+    return table
+
+
+#: A table that goes into the metadata of samples, or to a chat template.
+_Table = Annotated[dict[str, Any], AfterValidator(_of_json)]
 
 
 class EvalSet(SectionModel):
@@ -48,9 +63,9 @@ class EvalSet(SectionModel):
     """Media type -> column that holds it."""
     apply_chat_template: bool | None = None
     """Render prompts through the chat template."""
-    apply_chat_template_kwargs: dict[str, Any] | None = None
+    apply_chat_template_kwargs: _Table | None = None
     """Extra arguments of the chat template."""
-    metadata_overrides: dict[str, Any] | None = None
+    metadata_overrides: _Table | None = None
     """What each row's metadata is given besides, and first."""
     n_samples_per_eval_prompt: Count | None = None
     """Samples of each prompt."""
@@ -72,7 +87,7 @@ class EvalSet(SectionModel):
     """Token ids that end a response."""
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the decoded response."""
-    no_stop_trim: bool = True
+    no_stop_trim: Literal[True] = True
     """Leave the stop string in the response, which is what always happens."""
     repetition_penalty: Annotated[float, Ge(1), Le(1)] = 1.0
     """Penalty on tokens that came before, which no engine here has."""
@@ -130,13 +145,14 @@ def _content(path: str, registry: Registry) -> Any:
     """Return what a file holds, by its ending."""
     file = Path(path)
     try:
-        if file.suffix == ".toml":
-            return tomllib.loads(file.read_text())
-        if file.suffix == ".json":
-            return json.loads(file.read_text())
+        text = read_file(file).decode("utf-8-sig")
+        if file.suffix in _READERS:
+            return _READERS[file.suffix](text)
         found = registry.hooks.slime_read_file(path=file)
     except (OSError, ValueError, RecursionError) as error:
-        raise _wrong(path, f"a file that cannot be read ({error})", "a table of evaluation sets") from error
+        why = getattr(error, "strerror", None) or str(error)
+        said = why if isinstance(error, Unreadable) else f"a file that cannot be read ({why})"
+        raise _wrong(path, said, "a table of evaluation sets") from error
     if found is None:
         raise _wrong(
             path, f"a file *{file.suffix}", ".toml, .json, or .yaml with slime-compat, which reads it"
@@ -146,42 +162,67 @@ def _content(path: str, registry: Registry) -> Any:
 
 def _entries(path: str, content: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return (name, settings) of each set, the defaults beneath its own."""
-    table = content.get("eval") if isinstance(content, Mapping) else None
-    wanted = "a table `eval` with `datasets` and, if you like, `defaults`"
+    if content == {}:
+        raise _wrong(path, "nothing in it", _WANTED)
+    if is_deep(content) or not isinstance(content, Mapping):
+        raise _wrong(path, shown(content), _WANTED)
+    if stray := [key for key in content if key != "eval"]:
+        raise _wrong(
+            path, f"{shown(stray[0])} at its top, which nothing reads", f"{_WANTED}, and nothing else"
+        )
+    table = content["eval"]
     if not isinstance(table, Mapping) or not set(table) <= {"defaults", "datasets"}:
-        raise _wrong(path, shown(content), wanted)
-    defaults, datasets = table.get("defaults") or {}, table.get("datasets")
+        raise _wrong(path, shown(content), _WANTED)
+    defaults, datasets = table.get("defaults"), table.get("datasets")
+    defaults = {} if defaults is None else defaults
     if not isinstance(defaults, Mapping) or not isinstance(datasets, Mapping | list) or not datasets:
-        raise _wrong(path, shown(table), wanted)
+        raise _wrong(path, shown(table), _WANTED)
     if isinstance(datasets, Mapping):
-        datasets = [{"name": name, **(entry or {})} for name, entry in datasets.items()]
+        datasets = [_named(path, name, entry) for name, entry in datasets.items()]
     found: list[tuple[str, dict[str, Any]]] = []
     for entry in datasets:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-            raise _wrong(path, shown(entry), "a data set with a name and a path")
+            raise _wrong(path, shown(entry), "a data set with a name, which is text, and a path")
         merged = {**defaults, **entry}
         name = merged.pop("name")
+        if not name.strip() or not name.isprintable():
+            raise _wrong(path, f"the name {name!a}", "one that can be read: gsm8k")
         if any(name == other for other, _ in found):
             raise _wrong(path, f"the set {name!r} twice", "each name once")
         found.append((name, merged))
     return found
 
 
+def _named(path: str, name: Any, entry: Any) -> dict[str, Any]:
+    """Return the entry of a table `datasets` as one of a list."""
+    if entry is not None and not isinstance(entry, Mapping):
+        wanted = f'a table of its settings: {name} = {{ path = "{name}.jsonl" }}'
+        raise ConfigError([Problem(f"eval.eval_config ({path}): datasets.{name}", shown(entry), wanted)])
+    return {"name": name, **(entry or {})}
+
+
 def _valid(path: str, name: str, entry: Mapping[str, Any]) -> EvalSet:
     try:
-        return EvalSet.model_validate(entry)
+        return EvalSet.model_validate(entry, strict=True)
     except ValidationError as error:
-        known = ", ".join(EvalSet.model_fields)
         raise ConfigError(
             Problem(
                 f"eval.eval_config ({path}): {name}.{'.'.join(map(str, one['loc']))}",
-                shown(one["input"]),
-                f"one of {known}"
-                if one["type"] == "extra_forbidden"
-                else one["msg"].removeprefix("Input should be "),
+                "nothing" if one["type"] == "missing" else shown(one["input"]),
+                _said(one),
             )
             for one in error.errors(include_url=False, include_context=False)
         ) from error
+
+
+def _said(one: Any) -> str:
+    """Say in our words what a setting of a set wants, where pydantic refused it."""
+    field = EvalSet.model_fields.get(str(one["loc"][0]))
+    if field is None:
+        return f"one of {', '.join(EvalSet.model_fields)}"
+    if one["type"] == "value_error":
+        return str(one["msg"]).removeprefix("Value error, ")
+    return wanted(annotation_of(field), one["input"])
 
 
 def _wrong(path: str, found: str, wanted: str) -> ConfigError:

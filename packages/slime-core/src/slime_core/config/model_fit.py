@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import num_ranks, pool_setting, sends_images
+from slime_core.config.eval_sets import eval_sets
 from slime_core.config.factories import engine_factory, trainer_factory
 from slime_core.errors import Problem
 
@@ -80,15 +81,18 @@ def _context(build: BuildContext) -> Iterator[Problem]:
 
 def _stop_ids(build: BuildContext) -> Iterator[Problem]:
     """Refuse ids that are no token of the model."""
-    tokens = build.settings.rollout.rollout_stop_token_ids
-    size = build.vocab_size if tokens else None
+    given = {"rollout.rollout_stop_token_ids": build.settings.rollout.rollout_stop_token_ids}
+    if build.settings.eval.eval_interval is not None:
+        for name, own in eval_sets(build.settings, build.registry).items():
+            where = f"eval.eval_config ({build.settings.eval.eval_config}): {name}.stop_token_ids"
+            given[where] = own.stop_token_ids or []
+    size = build.vocab_size if any(given.values()) else None
     if size is None:
         return
-    for token in tokens:
-        if token >= size:
-            yield Problem(
-                "rollout.rollout_stop_token_ids", str(token), f"ids of the vocabulary: 0 to {size - 1}"
-            )
+    for where, tokens in given.items():
+        for token in tokens:
+            if token >= size:
+                yield Problem(where, str(token), f"ids of the vocabulary: 0 to {size - 1}")
 
 
 def _engine_needs(build: BuildContext) -> Iterator[Problem]:

@@ -34,7 +34,8 @@ def parse_json(text: str, *, with_nan: bool = False, max_depth: int = MAX_DEPTH)
             parse_float=float if with_nan else _finite,
         )
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at column {error.colno}") from error
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
     except _Refused:
         raise
     except ValueError:  # of Python's own, whose integers are read up to a length
@@ -68,6 +69,26 @@ def why_not_text(text: str) -> str | None:
     return None
 
 
+def why_not_json(value: Any) -> str | None:
+    """Return what stands within a value that JSON has no form for; None where all of it can be written."""
+    if is_deep(value):
+        return f"lists or tables nested deeper than {MAX_DEPTH}"
+    waiting = [value]
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, dict):
+            if stray := [key for key in entry if not isinstance(key, str)]:
+                return f"{shown(stray[0])} for a key"
+            waiting += entry.values()
+        elif isinstance(entry, list | tuple):
+            waiting += entry
+        elif isinstance(entry, float) and not math.isfinite(entry):
+            return f"the number {entry}"
+        elif entry is not None and not isinstance(entry, str | int | float):
+            return f"{shown(entry)} of the type {type(entry).__name__}"
+    return None
+
+
 def is_text(value: Any) -> bool:
     """Return whether all text within a JSON value is whole characters."""
     try:
@@ -81,9 +102,10 @@ def is_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
     """Return whether objects and lists are nested deeper than `max_depth`."""
     level = [value]
     for _ in range(max_depth):
-        level = [
+        inner = (
             entry for held in level for entry in _entries(held) if isinstance(entry, dict | list | tuple)
-        ]
+        )
+        level = list({id(entry): entry for entry in inner}.values())  # of YAML one may stand in many places
         if not level:
             return False
     return True
