@@ -21,6 +21,12 @@ from slime_core.samples import Sample
 
 logger = logging.getLogger(__name__)
 
+#: Core's generators, which begin with the prompt's ids; those of others may render chat messages themselves.
+_OF_IDS = frozenset(
+    f"{before}{name}" for before in ("", "slime-core/") for name in ("single-turn", "multi-turn")
+)
+#: How settings name the functions that call the generator for each sample, and the rollout that calls it in evaluations alone.
+_DEFAULT, _SUPERVISED = ("default", "slime-core/default"), ("sft", "slime-core/sft")
 #: Rows that a message names; of more it says how many.
 _NAMED = 5
 
@@ -66,7 +72,8 @@ def prompts_of(source: DataSource) -> Iterator[Sample]:
 
 
 def check_prompts(source: DataSource, build: BuildContext) -> None:
-    """Refuse prompts that leave no room for a response, and rows whose metadata chooses a reward that is not there.
+    """Refuse prompts that leave no room for a response or that their generator cannot begin with, and rows whose metadata chooses
+    a reward that is not there.
 
     Only the first prompts of a source that has a fixed sequence of them (`PromptSource.prompts`): what others hand out, and
     what comes later, is seen when it is generated.
@@ -90,8 +97,14 @@ def _misfits(source: PromptSource | MixedSource, build: BuildContext) -> Iterato
     limit_of, which = _prompt_limit(build), "eval" if build.evaluation else "rollout"
     known: dict[str, str | None] = {}
     forced = build.settings.reward.custom_rm_path is not None
+    generator_of = _generators_of_ids(build)
     for place, sample in source.prompts():
         limit, setting = limit_of(sample)
+        if not sample.tokens and (generator := generator_of(sample)):
+            yield (
+                f"{place}: found chat messages, which the generator {generator} does not render; wanted a prompt that is text; "
+                "give --apply-chat-template, or choose a generator that renders messages"
+            )
         if limit is not None and len(sample.tokens) > limit:
             yield (
                 f"{place}: found a prompt of {len(sample.tokens)} tokens; wanted at most {limit}, which {setting} leaves; "
@@ -102,6 +115,26 @@ def _misfits(source: PromptSource | MixedSource, build: BuildContext) -> Iterato
             why = _no_reward(name, sample, build, known)
             if why is not None:
                 yield f"{place}: metadata rm_type: found {shown(name)}; wanted the name of a reward: {why}"
+
+
+def _generators_of_ids(build: BuildContext) -> Callable[[Sample], str | None]:
+    """Return what tells of a prompt which generator needs its ids; None where nobody does, or nobody knows."""
+    rollout, evaluation = build.settings.rollout, build.settings.eval
+    chosen = rollout.custom_generate_function_path
+    by_set: dict[str, str | None] = {}
+    if build.evaluation:
+        is_default = evaluation.eval_function_path in _DEFAULT
+        is_default = is_default and rollout.rollout_function_path in (*_DEFAULT, *_SUPERVISED)
+        sets = eval_sets(build.settings, build.registry)
+        by_set = {name: own.custom_generate_function_path for name, own in sets.items()}
+    else:
+        is_default = rollout.rollout_function_path in _DEFAULT
+
+    def generator(sample: Sample) -> str | None:
+        name = by_set.get(str(sample.metadata.get("source_name"))) or chosen
+        return name if is_default and name in _OF_IDS else None
+
+    return generator
 
 
 def _no_reward(name: object, sample: Sample, build: BuildContext, known: dict[str, str | None]) -> str | None:
@@ -120,7 +153,7 @@ def _no_reward(name: object, sample: Sample, build: BuildContext, known: dict[st
 def _prompt_limit(build: BuildContext) -> Callable[[Sample], tuple[int | None, str]]:
     """Return what tells of a prompt how many tokens it may have, and by which setting; None where nothing bounds it."""
     rollout = build.settings.rollout
-    if not build.evaluation and rollout.rollout_function_path in ("sft", "slime-core/sft"):
+    if not build.evaluation and rollout.rollout_function_path in _SUPERVISED:
         return lambda sample: (None, "")  # nothing is generated
     engine = context_limit(build)
     if not build.evaluation:
