@@ -13,7 +13,7 @@ from slime_core.data.media import image_of
 from slime_core.data.rows.open_rows import Rows
 from slime_core.data.rows.record import Record
 from slime_core.errors import DataError
-from slime_core.files.json_text import parse_json, shown
+from slime_core.files.json_text import parse_json, shown, why_not_json
 from slime_core.protocols import IMAGE, Tokenizer
 from slime_core.samples import Sample
 
@@ -182,11 +182,20 @@ def _label(record: Record, key: str | None) -> str | None:
     if value is None or isinstance(value, str):
         return value
     try:
-        return json.dumps(value, default=str, allow_nan=False)
+        return json.dumps(value, default=_as_text, allow_nan=False)
+    except TypeError as error:
+        raise DataError(f"{record.where}: found bytes in {key!r}; wanted a label that is text") from error
     except ValueError as error:
         raise DataError(
             f"{record.where}: found a label that is no finite number; wanted one, or text"
         ) from error
+
+
+def _as_text(value: Any) -> str:
+    """Return what JSON has no form for as text; bytes are none."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes")
+    return str(value)
 
 
 def _metadata(record: Record, key: str) -> dict[str, Any]:
@@ -214,9 +223,13 @@ def _tools(record: Record, key: str) -> list[Any] | None:
 
 
 def _parsed(record: Record, key: str) -> Any:
-    """Return an optional column's value, read as JSON where it is text."""
+    """Return an optional column's value, read as JSON where it is text; another holds nothing that JSON has no form for."""
     value = record.values.get(key)
     if not isinstance(value, str):
+        if why := why_not_json(value):
+            raise DataError(
+                f"{record.where}: found {why} in {key!r}; wanted what JSON has: text, finite numbers, lists, tables"
+            )
         return value
     try:
         return parse_json(value)

@@ -68,6 +68,8 @@ def open_parquet(path: Path, rows: slice) -> ParquetRows:
     with tempfile.TemporaryFile(prefix="slime-", suffix=".arrow") as copy:
         try:
             with parquet.ParquetFile(path) as file:
+                if twice := _twice(arrow, file.schema_arrow):
+                    raise DataError(f"{path}: found the column {twice!r} twice; wanted each name once")
                 begin, end, _ = rows.indices(file.metadata.num_rows)
                 batches = _between(file.iter_batches(), begin, end)
                 _write(copy, arrow.ipc.new_stream(copy, file.schema_arrow), batches, path)
@@ -77,6 +79,22 @@ def open_parquet(path: Path, rows: slice) -> ParquetRows:
                 f"{path}: found a broken Parquet file ({error}); wanted a readable one"
             ) from error
     return ParquetRows(path, table, begin)
+
+
+def _twice(arrow: Any, fields: Iterable[Any]) -> str | None:
+    """Return a name that two of these fields of Arrow have, or two of the fields of one of them; None where none has."""
+    fields = list(fields)
+    names = [field.name for field in fields]
+    for field in fields:
+        if names.count(field.name) > 1:
+            return str(field.name)
+        kind, is_of = field.type, arrow.types
+        inner = list(kind) if is_of.is_struct(kind) else []
+        inner = [kind.value_field] if is_of.is_list(kind) or is_of.is_large_list(kind) else inner
+        inner = [kind.item_field] if is_of.is_map(kind) else inner
+        if (found := _twice(arrow, inner)) is not None:
+            return f"{field.name}.{found}"
+    return None
 
 
 def _between(batches: Iterable[Any], begin: int, end: int) -> Iterator[Any]:
