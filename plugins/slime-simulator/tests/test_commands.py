@@ -100,6 +100,7 @@ def test_a_plan_is_of_flags_that_slime_train_takes(capsys):
             "--p99-tokens: found inf; wanted at least the median, 2000, and below",
         ),
         (simulate, ["--prompt-tokens", "3000000000"], "--prompt-tokens: found 3000000000; wanted below"),
+        (plan, ["--gpus", "1000000000"], "--gpus: found 1000000000; wanted at most 100,000"),
         (plan, ["--gpus", "8", "--gpus-per-replica", "8"], "a replica, and one that trains"),
     ],
 )

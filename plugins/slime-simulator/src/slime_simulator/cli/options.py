@@ -24,6 +24,8 @@ from slime_simulator.simulation import Cluster
 
 #: Lengths are below it.
 _MOST_TOKENS = 1 << 31
+#: More are not to be had, and would be simulated one by one.
+_MOST_GPUS = 100_000
 #: Requests that a replica decodes together, where nothing says it.
 _SLOTS = 256
 #: Settings of a simulation without a recipe.
@@ -146,6 +148,10 @@ def _check(known: argparse.Namespace) -> None:
     if not known.median_tokens <= known.p99_tokens < _MOST_TOKENS:
         within = f"at least the median, {known.median_tokens:g}, and below {_MOST_TOKENS:,}"
         problems.append(Problem("--p99-tokens", f"{known.p99_tokens:g}", within))
+    for name in ("gpus", "gpus_per_replica"):
+        if getattr(known, name) > _MOST_GPUS:
+            where = f"--{name.replace('_', '-')}"
+            problems.append(Problem(where, str(getattr(known, name)), f"at most {_MOST_GPUS:,}"))
     if known.prompt_tokens >= _MOST_TOKENS:
         problems.append(Problem("--prompt-tokens", str(known.prompt_tokens), f"below {_MOST_TOKENS:,}"))
     for name in ("engine_scale", "trainer_scale"):
