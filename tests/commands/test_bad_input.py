@@ -315,3 +315,28 @@ def test_images_with_an_engine_that_takes_none(slime_here, letters):
 
 def test_training_without_a_trainer(refuse):
     assert "train.train_backend: found none; wanted a trainer" in refuse("--train-backend", "none")
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted"),
+    [
+        ("{'acc': 1.0, 'why': 'x'}", "wanted one of acc"),
+        ("{}", "wanted a reward that has a number under it"),
+        ("{'score': 'x'}", "wanted a reward that has a number under it"),
+        ("1.0 if sample.prompt == 'a' else {}", "reward is a dict with keys []"),
+    ],
+)
+def test_check_refuses_a_reward_without_a_score(slime_here, letters, tmp_path, monkeypatch, returned, wanted):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scoreless.py").write_text(f"def reward(sample):\n    return {returned}\n")
+    flags = ("--rm-type", "scoreless:reward", "--no-rollout-shuffle")
+    result = slime_here("check", letters, *flags)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert wanted in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.timeout(60)
+def test_check_makes_no_samples_that_it_does_not_look_at(slime_here, letters):
+    result = slime_here("check", letters, "--n-samples-per-prompt", str(2**31 - 1))
+    assert result.returncode == 0, result.stdout + result.stderr

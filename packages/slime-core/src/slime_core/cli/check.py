@@ -12,11 +12,16 @@ from rich.console import Console
 from slime_core.checks.chosen_plugins import chosen
 from slime_core.cli.arguments import read_checked, translation_of, wants_help
 from slime_core.cli.memory import DEVICE_MEMORY, lines, predicted, said, taken
+from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes
 from slime_core.config.settings import Settings
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
+from slime_core.data.mixed_source import MixedSource
+from slime_core.data.prompt_source import PromptSource
 from slime_core.errors import ConfigError, DataError, Problem, SampleError
+from slime_core.files.json_text import shown
 from slime_core.plugins.registry import Registry
+from slime_core.protocols import DataSource
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.reward_keys import check_reward_keys
 from slime_core.rewards.scorer import Result, Scorer
@@ -90,13 +95,24 @@ def _check(console: Console, settings: Settings, registry: Registry, memory_gb: 
     held_out = make_eval_source(build)
     if held_out is not None:
         console.print(f"[green]ok[/green]  {len(held_out)} held-out prompts")
-    asyncio.run(
-        check_reward_keys(settings, functools.partial(make_scorer, settings, registry), prompts_of(source))
-    )
-    samples = [group[0] for group in source.take(min(PROMPTS, len(source) or PROMPTS))]
+    scorer_of = functools.partial(make_scorer, settings, registry)
+    asyncio.run(check_reward_keys(settings, scorer_of, prompts_of(source), always=True))
+    samples = _first_of_groups(build, source)
     _lengths(console, settings, samples, len(source))
     _memory(console, settings, registry, memory_gb, samples)
     asyncio.run(_gold(console, settings, registry, samples))
+
+
+def _first_of_groups(build: BuildContext, source: DataSource) -> list[Sample]:
+    """Return the first sample of each of the first groups; of files no others are made, of which there may be any number."""
+    n, n_groups = build.settings.rollout.n_samples_per_prompt, min(PROMPTS, len(source) or PROMPTS)
+    if not isinstance(source, PromptSource | MixedSource) or n == 1:
+        return [group[0] for group in source.take(n_groups)]
+    alone = build.settings.having("rollout", "n_samples_per_prompt", 1, origin="slime check")
+    groups = make_source(dataclasses.replace(build, settings=alone)).take(n_groups)
+    for number, group in enumerate(groups):
+        group[0].index = number * n
+    return [group[0] for group in groups]
 
 
 def _lengths(console: Console, settings: Settings, samples: list[Sample], total: int) -> None:
@@ -220,9 +236,9 @@ async def _wrong(
             wrong[i] = result
             continue
         sample.reward = result.value
-        if sample.reward_value(key) < threshold:
+        if (value := _value(sample, key)) < threshold:
             details = result.value.get("details", "") if isinstance(result.value, dict) else ""
-            wrong[i] = f"{sample.name}: label {sample.label!r} gets {sample.reward_value(key):g} {details}"
+            wrong[i] = f"{sample.name}: label {sample.label!r} gets {value:g} {details}"
     return wrong
 
 
@@ -233,5 +249,12 @@ def _lowest(group: Group, results: Sequence[Result], key: str | None) -> Result:
         if isinstance(result, RewardFailure):
             return result
         sample.reward = result.value
-        rewards.append((sample.reward_value(key), result))
+        rewards.append((_value(sample, key), result))
     return min(rewards, key=lambda entry: entry[0])[1]
+
+
+def _value(sample: Sample, key: str | None) -> float:
+    try:
+        return sample.reward_value(key)
+    except SampleError as error:
+        raise DataError(f"{error} (for the label {shown(sample.label)} as the answer)") from error
