@@ -67,6 +67,6 @@ def test_a_set_with_a_generator_of_its_own_may_have_chat_messages(built, tmp_pat
     config.write_text(text)
     with (
         tabular_settings(REGISTRY, *flags) as settings,
-        pytest.raises(DataError, match="rows.jsonl:2: found chat"),
+        pytest.raises(DataError, match=r"rows.jsonl:2: found chat"),
     ):
         make_eval_source(make_context(settings, REGISTRY))

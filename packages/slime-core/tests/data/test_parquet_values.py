@@ -46,7 +46,7 @@ def test_what_json_has_no_form_for_is_refused_in_metadata_and_tools(built, colum
 
 def test_a_label_of_bytes_is_refused(built):
     with pytest.raises(
-        DataError, match="rows.parquet:row 2: found bytes in 'label'; wanted a label that is text"
+        DataError, match=r"rows.parquet:row 2: found bytes in 'label'; wanted a label that is text"
     ):
         built(label=b"raw")
 
@@ -57,7 +57,7 @@ def test_a_label_of_bytes_is_refused(built):
         (pa.table([pa.array(["a"]), pa.array(["b"])], names=["input", "input"]), "input"),
         (
             pa.table({"a": pa.array([[]], pa.list_(pa.struct([pa.field("x", pa.int8()), pa.field("x", pa.int8())])))}),
-            "a.x",
+            "a.element.x",
         ),
     ],
 )  # fmt: skip

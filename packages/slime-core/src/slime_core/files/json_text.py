@@ -34,7 +34,7 @@ def parse_json(text: str, *, with_nan: bool = False, max_depth: int = MAX_DEPTH)
             parse_float=float if with_nan else _finite,
         )
     except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        line = f"line {error.lineno}, " if "\n" in text.rstrip() else ""
         raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
     except _Refused:
         raise
