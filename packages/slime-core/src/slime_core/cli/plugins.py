@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 
@@ -68,7 +69,8 @@ def _show(registry: Registry, group: str, name: str) -> int:
     origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "an import reference"
     print(f"{plugin.qualified}: {about.summary}\nfrom {origin}, {plugin.value}\ncalled as {about.contract}")
     if callable(value):
-        print(f"signature {inspect.signature(value)}")
+        with contextlib.suppress(TypeError, ValueError):  # what is written in C may not say
+            print(f"signature {inspect.signature(value)}")
     print(f"\n{inspect.getdoc(value) or '(no docstring)'}")
     return 0
 

@@ -111,8 +111,16 @@ def bind(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[.
     return bound
 
 
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none of one that is written in C and does not say."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(function).parameters
+    parameters = parameters_of(function)
     return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
