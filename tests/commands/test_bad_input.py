@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -340,3 +342,53 @@ def test_check_refuses_a_reward_without_a_score(slime_here, letters, tmp_path, m
 def test_check_makes_no_samples_that_it_does_not_look_at(slime_here, letters):
     result = slime_here("check", letters, "--n-samples-per-prompt", str(2**31 - 1))
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "error", ["KeyboardInterrupt", "GeneratorExit", "type('Own', (BaseException,), {})('x')"]
+)
+def test_modules_that_raise_what_is_no_exception_at_import_do_not_import(
+    refuse, tmp_path, monkeypatch, error
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raising.py").write_text(f"raise {error}\n")
+    script = "from slime_core.cli import main; main.main()"  # which hears signals itself
+    words = ["train", str(tmp_path / "letters.toml"), "--rm-type", "raising:f"]
+    result = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "raising:f' (raising:f) does not import: ImportError: the module raises" in result.stderr
+    assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
+
+
+def test_a_function_of_c_that_does_not_say_what_it_takes_is_called_all_the_same(slime_here, letters):
+    result = slime_here("check", letters, "--rm-type", "builtins:max")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "the reward cannot score" in result.stderr and "TypeError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [
+        ("--tokenizer", "model.tokenizer"),
+        ("--buffer", "data.buffer"),
+        ("--data-source-path", "data.data_source_path"),
+        ("--eval-data-source-path", "eval.eval_data_source_path"),
+        ("--tracker", "run.tracker"),
+        ("--rollout-engine", "rollout.rollout_engine"),
+        ("--train-backend", "train.train_backend"),
+        ("--launcher", "run.launcher"),
+    ],
+)
+def test_a_factory_that_raises_is_named_with_its_setting_and_line(
+    refuse, tmp_path, monkeypatch, flag, setting
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raising_factory.py").write_text("def make(*given):\n    raise RuntimeError('boom')\n")
+    message = refuse(flag, "raising_factory:make")
+    file = tmp_path / "raising_factory.py"
+    assert (
+        f"{setting}: found raising_factory:make, which raised RuntimeError: boom ({file}:2); wanted"
+        in message
+    )

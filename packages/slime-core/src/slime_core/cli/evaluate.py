@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slime_core.cli.arguments import read_checked, wants_help
 from slime_core.config.derive import run_folder, with_trackers
+from slime_core.config.functions import naming
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Interrupted, Problem
 from slime_core.plugins.registry import Registry
@@ -43,7 +44,9 @@ def main(argv: list[str]) -> int:
     settings = settings.having("run", "run_name", evaluation_name(settings), origin="slime eval")
     settings = with_trackers(settings, "jsonl", origin="slime eval")
     launch = registry.resolve("slime.launchers", settings.run.launcher)
-    print(json.dumps(launch(settings, registry, partial(_evaluate, of=of)), indent=2))
+    with naming(registry, "slime.launchers", settings.run.launcher, where="run.launcher"):
+        found = launch(settings, registry, partial(_evaluate, of=of))
+    print(json.dumps(found, indent=2))
     print(f"results in {run_folder(settings)}", file=sys.stderr)
     return 0
 

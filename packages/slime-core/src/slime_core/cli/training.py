@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_core.cli.arguments import read_checked
 from slime_core.config.derive import batch_sizes
+from slime_core.config.functions import naming
 from slime_core.config.stages import Stage
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.claim import changes
@@ -43,7 +44,8 @@ def _trained(stages: Sequence[Stage], registry: Registry) -> dict[str, Any]:
         return train_stages(stages, registry)
     settings = stages[0].settings
     launch = registry.resolve("slime.launchers", settings.run.launcher)
-    summary: dict[str, Any] = launch(settings, registry, drive)
+    with naming(registry, "slime.launchers", settings.run.launcher, where="run.launcher"):
+        summary: dict[str, Any] = launch(settings, registry, drive)
     return summary
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import choices
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
+from slime_core.config.functions import made
 from slime_core.config.model_fit import context_limit
 from slime_core.data.mixed_source import MixedSource
 from slime_core.data.prompt_source import PromptSource
@@ -43,7 +44,7 @@ def make_source(build: BuildContext) -> DataSource:
     logger.info(
         "reading prompts from %s", " ".join(build.settings.data.prompt_data) or name, extra=ON_TERMINAL
     )
-    source: DataSource = build.registry.resolve("slime.sources", name)(build)
+    source: DataSource = made(build, "slime.sources", name, where="data.data_source_path")
     check_prompts(source, build)
     return source
 
@@ -60,7 +61,7 @@ def make_eval_source(build: BuildContext) -> DataSource | None:
     logger.info("reading held-out prompts", extra=ON_TERMINAL)
     held_out = dataclasses.replace(build, evaluation=True)
     name = section.eval_data_source_path or "file"
-    source: DataSource = build.registry.resolve("slime.sources", name)(held_out)
+    source: DataSource = made(held_out, "slime.sources", name, where="eval.eval_data_source_path")
     check_prompts(source, held_out)
     return source
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.functions import naming
 from slime_core.config.stages import Stage
 from slime_core.errors import CheckpointError, Interrupted, SlimeError
 from slime_core.launch.local import completed, drive
@@ -36,7 +37,8 @@ def train_stages(stages: Sequence[Stage], registry: Registry) -> dict[str, Any]:
             _take(stage.folder, anew=False)
     for i, stage in enumerate(stages):
         launch = registry.resolve("slime.launchers", stage.settings.run.launcher)
-        launch(stage.settings, registry, partial(_drive, stages=stages, position=i))
+        with naming(registry, "slime.launchers", stage.settings.run.launcher, where="run.launcher"):
+            launch(stage.settings, registry, partial(_drive, stages=stages, position=i))
     return _summarize(stages, {"status": "completed"})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +11,7 @@ from slime_core.checks.settings import check_settings
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.factories import engine_factory
-from slime_core.config.functions import refuse_options, resolve_function, run_args
+from slime_core.config.functions import made, naming, refuse_options, resolve_function, run_args
 from slime_core.config.model_fit import context_limit
 from slime_core.config.settings import Settings
 from slime_core.data.conversion import converted
@@ -20,7 +19,7 @@ from slime_core.data.make_batch import make_batch
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
-from slime_core.plugins.bind import choose_options, options_of
+from slime_core.plugins.bind import choose_options, options_of, parameters_of
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, EvalFn, Place, ReductionView, TokenView, Trainer, needs_of
 from slime_core.protocols.correction import check_importance, with_correction
@@ -104,6 +103,11 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
     scorer = make_scorer(settings, registry, workers_of=workers_of)
     functions = resolve_functions(settings, registry)
     run_dir = RunDir(build.run_dir)
+    rollout, train = settings.rollout, settings.train
+    with naming(registry, "slime.engines", rollout.rollout_engine, where="rollout.rollout_engine"):
+        engine = engine_of(build)
+    with naming(registry, "slime.trainers", train.train_backend, where="train.train_backend"):
+        trainer = create_trainer(build)
     run = Run(
         settings=settings,
         registry=registry,
@@ -112,12 +116,12 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
         source=source,
         eval_source=eval_source,
         eval_start=eval_source.state() if eval_source is not None else {},
-        buffer=registry.resolve("slime.buffers", settings.data.buffer)(build),
-        engine=engine_of(build),
+        buffer=made(build, "slime.buffers", settings.data.buffer, where="data.buffer"),
+        engine=engine,
         transport=wanted_transport(settings.train) or engine_of.transport(build),
-        trainer=create_trainer(build),
+        trainer=trainer,
         scorer=scorer,
-        trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],
+        trackers=[made(build, "slime.trackers", name, where="run.tracker") for name in trackers(run_section)],
         sizes=batch_sizes(settings),
         num_steps=num_steps,
         events=EventLog(run_dir.events if run_section.events else None),
@@ -352,7 +356,7 @@ def dropping_filter(settings: Settings, registry: Registry) -> Callable[[Group],
     explicit = dict(rollout.filter_args)
     key = settings.reward.reward_key
     function = registry.resolve("slime.filters", path)
-    if key is not None and "reward_key" in inspect.signature(function).parameters:
+    if key is not None and "reward_key" in parameters_of(function):
         explicit.setdefault("reward_key", key)
     keep = resolve_function(
         settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit

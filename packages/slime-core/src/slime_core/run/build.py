@@ -12,6 +12,7 @@ from slime_core.checks.chosen_plugins import plugin_problems
 from slime_core.checks.input_files import model_problems
 from slime_core.config.build import BuildContext, Rank
 from slime_core.config.derive import run_folder
+from slime_core.config.functions import naming
 from slime_core.config.model_fit import check_build
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
@@ -78,7 +79,8 @@ def make_context(settings: Settings, registry: Registry, *, rank: Rank | None = 
     @functools.cache
     def load_tokenizer() -> Tokenizer:
         logger.info("reading the tokenizer of %s", path, extra=ON_TERMINAL)
-        tokenizer: Tokenizer = registry.resolve("slime.tokenizers", settings.model.tokenizer)(path)
+        with naming(registry, "slime.tokenizers", settings.model.tokenizer, where="model.tokenizer"):
+            tokenizer: Tokenizer = registry.resolve("slime.tokenizers", settings.model.tokenizer)(path)
         return tokenizer
 
     return BuildContext(
