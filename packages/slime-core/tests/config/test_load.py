@@ -9,7 +9,8 @@ import pytest
 from slime_core.checks.settings import check_settings
 from slime_core.cli.arguments import split
 from slime_core.config.derive import batch_sizes, choices
-from slime_core.config.load import load_settings
+from slime_core.config.load import load_settings, read_runs
+from slime_core.config.parsing.words import value_of
 from slime_core.config.sections import RewardSection, TrainSection
 from slime_core.errors import ConfigError
 
@@ -167,7 +168,7 @@ def test_values_that_a_flag_does_not_take_are_refused_in_our_words(load, flag, v
         ("rollout.rollout_stop_token_ids = [1, true]", "rollout.rollout_stop_token_ids.1: found True; wanted a list, each "
          "of it a whole number of at least 0"),
         ("train.lr = 1979-05-27", "train.lr: found datetime.date(1979, 5, 27); wanted a number of at least 0"),
-        ("data = 3", "data: found an unknown section; wanted a table: [data]"),
+        ("data = 3", "data: found 3; wanted a table: [data]"),
     ],
 )  # fmt: skip
 def test_values_of_a_recipe_have_the_type_of_their_setting(registry_of, tmp_path, line, said):
@@ -384,3 +385,53 @@ def test_an_address_where_the_trainer_cannot_meet_the_engine_is_refused(load, re
     assert [each for each in found if each.startswith(f"train.update_weight_host: {message}")]
     met = load("--update-weight-transport", "distributed", "--update-weight-host", "127.0.0.2")
     assert not [p for p in check_settings(met, registry_of()) if p.where == "train.update_weight_host"]
+
+
+@pytest.mark.parametrize(
+    ("line", "n"),
+    [("input_kye = 'a'", 1), ("rollout_max_prompt_len = 0", 1), ("tool_key = 3\nlabel_key = 3", 2)],
+)
+def test_a_mistake_beside_prompt_data_is_told_alone(registry_of, recipe, tmp_path, line, n):
+    (tmp_path / "ab.jsonl").write_text('{"input": "a"}\n')
+    second = tmp_path / "second.toml"
+    second.write_text(f'[data]\nprompt_data = "{tmp_path}/ab.jsonl"\n{line}\n')
+    [stage], found = read_runs([recipe, str(second)], [], registry=registry_of())
+    assert len(found) == n and stage.settings.data.prompt_data == [f"{tmp_path}/ab.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("lr = 3", "lr: found a setting outside of a section; wanted it in [train]"),
+        ("lrr = 3", "lrr: found a setting outside of a section; wanted 'lr' (the nearest name)"),
+        ("train = 3", "train: found 3; wanted a table: [train]"),
+        ("[[train]]", "train: found a list of tables, [[train]]; wanted a table: [train]"),
+    ],
+)
+def test_settings_outside_of_their_table_are_told_where_they_belong(registry_of, tmp_path, line, said):
+    path = tmp_path / "r.toml"
+    path.write_text(f"{line}\n{RECIPE}")
+    (found,) = problems(lambda: load_settings([str(path)], [], registry=registry_of()))
+    assert found == f"{path}: {said}"
+
+
+def test_a_byte_order_mark_before_a_recipe_is_read_over(registry_of, tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text(RECIPE, encoding="utf-8-sig")
+    assert load_settings([str(path)], [], registry=registry_of()).rollout.rollout_batch_size == 4
+
+
+@pytest.mark.parametrize("word", ["-lr", "\u2013lr", "\u2014lr", "\u2212-min-lr", "-min_lr"])
+def test_flags_behind_other_dashes_are_told_to_begin_with_two_hyphens(load, recipe, word):
+    name = word.lstrip("-\u2013\u2014\u2212")
+    (found,) = problems(load, "--bf16", word, "1")
+    assert found == f"{word}: found a flag behind another dash; wanted two hyphens: --{name}"
+    (found,) = problems(split, [recipe, word, "1"])
+    assert found == f"{word}: found a dash before a recipe; wanted two hyphens before a flag: --lr 1e-6"
+
+
+def test_a_list_of_tables_may_be_one_word_of_a_flag():
+    annotation = list[dict[str, int]]
+    assert value_of(annotation, ['[{"a": 1}]']) == value_of(annotation, ['{"a": 1}']) == [{"a": 1}]
+    with pytest.raises(ValueError, match=r"a JSON list \(Expecting"):
+        value_of(annotation, ["[{"])

@@ -38,6 +38,8 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             )
     first = next((i for i, word in enumerate(argv) if word.startswith("--")), len(argv))
     recipes, flags = list(argv[:first]), list(argv[first:])
+    if dashed := next((word for word in recipes if _is_dashed(word)), None):
+        raise ConfigError([Problem(dashed, "a dash before a recipe", "two hyphens before a flag: --lr 1e-6")])
     late = [
         Problem(word, "it behind a flag", "recipes before all flags", f"write {word} {flags[0]} ...")
         for before, word in itertools.pairwise(flags)
@@ -47,6 +49,13 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if late:
         raise ConfigError(late)
     return recipes, flags
+
+
+def _is_dashed(word: str) -> bool:
+    """Return whether a word in the place of a recipe is rather a flag, behind one hyphen or what was made of two."""
+    from slime_core.config.parsing.flags import DASHES
+
+    return word.lstrip(DASHES) != word and not os.path.exists(word)
 
 
 def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:

@@ -15,11 +15,15 @@ from slime_core.errors import Problem
 from slime_core.files.json_text import shown
 
 
+#: What a shell, an editor or a chat makes of two hyphens, and one of them: hyphen, minus, en dash, em dash.
+DASHES = "-\u2212\u2013\u2014"
+
+
 def merge_flags(draft: Draft, arguments: Sequence[str], *, stage: str, stages: Collection[str]) -> None:
     """Put the values of flags into the draft of a stage; `--set stage.NAME....` of another stage is passed over."""
     schema, problems = draft.schema, draft.problems
     draft.level += 1
-    for word, given in _split_flags(arguments, problems):
+    for word, given in _split_flags(arguments, draft):
         if word == "--set":
             _merge_set(draft, given, stage=stage, stages=stages)
             continue
@@ -47,18 +51,31 @@ def is_known(name: str, schema: Schema) -> bool:
     return _lookup(f"--{name}", schema)[0] is not None or schema.find_foreign(name) is not None
 
 
-def _split_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterable[tuple[str, list[str]]]:
-    """Group the words into (flag, its values)."""
+def _split_flags(arguments: Sequence[str], draft: Draft) -> Iterable[tuple[str, list[str]]]:
+    """Group the words into (flag, its values); a flag behind another dash than two hyphens is one, and a problem."""
+    problems = draft.problems
     grouped: list[tuple[str, list[str]]] = []
     for argument in arguments:
         if argument.startswith("--"):
             word, equals, value = argument.partition("=")
+            grouped.append((word, [value] if equals else []))
+        elif flag := _dashed(argument, draft.schema):
+            problems.append(Problem(argument, "a flag behind another dash", f"two hyphens: {flag}"))
+            word, equals, value = flag.partition("=")
             grouped.append((word, [value] if equals else []))
         elif grouped:
             grouped[-1][1].append(argument)
         else:
             problems.append(Problem(argument, "a word that belongs to no flag", "a flag before it"))
     return grouped
+
+
+def _dashed(word: str, schema: Schema) -> str | None:
+    """Return the flag that a word would be with two hyphens, where it begins with some other dash."""
+    name = word.lstrip(DASHES)
+    if name == word or not is_known(name.partition("=")[0].replace("-", "_"), schema):
+        return None
+    return f"--{name}"
 
 
 def _merge_set(draft: Draft, given: Sequence[str], *, stage: str, stages: Collection[str]) -> None:

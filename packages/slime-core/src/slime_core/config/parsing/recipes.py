@@ -14,7 +14,7 @@ from slime_core.config.parsing.words import recipe_value
 from slime_core.config.sections import ALIASES
 from slime_core.config.stages import STAGE
 from slime_core.errors import Problem
-from slime_core.files.json_text import MAX_DEPTH, is_deep
+from slime_core.files.json_text import MAX_DEPTH, is_deep, shown
 from slime_core.plugins.index import home_of_section
 from slime_core.plugins.registry import Registry
 
@@ -25,7 +25,7 @@ def read_recipe(recipe: str, problems: list[Problem]) -> dict[str, Any]:
     """Return the tables of a recipe; none, and a problem, where it cannot be read."""
     why, wanted = "", "a TOML file"
     try:
-        tables = tomllib.loads(Path(recipe).read_text(encoding="utf-8"))
+        tables = tomllib.loads(Path(recipe).read_text(encoding="utf-8-sig"))
         if not is_deep(tables):
             return tables
         why = f"tables or lists nested deeper than {MAX_DEPTH}"
@@ -73,16 +73,30 @@ def merge_tables(draft: Draft, tables: Mapping[str, Any], registry: Registry, *,
             )
             where = f"{origin}: [{name}]" if isinstance(table, dict) else f"{origin}: {name}"
             wanted = nearest(name, draft.schema.models) + broken
-            if not isinstance(table, dict) and name in draft.schema.models:
-                wanted = f"a table: [{name}]"
+            if not isinstance(table, dict):
+                draft.problems.append(_no_table(draft, name, table, where=where))
+                continue
             if home := home_of_section(name):
                 wanted = f"{home}, which brings it" + (broken or "; install it")
             draft.problems.append(Problem(where, "an unknown section", wanted))
-            if (meant := closest(name, draft.schema.models)) and isinstance(table, dict):
+            if meant := closest(name, draft.schema.models):
                 draft.unset |= {(meant, key) for key in table}
             continue
         for key, value in table.items():
             _merge_key(draft, name, key, value, origin=origin)
+
+
+def _no_table(draft: Draft, name: str, value: Any, *, where: str) -> Problem:
+    """Return what is wrong with what stands at the top of a recipe and is no table, and see to the setting that is meant."""
+    if name in draft.schema.models:
+        found = f"a list of tables, [[{name}]]" if isinstance(value, list) else shown(value)
+        return Problem(where, found, f"a table: [{name}]")
+    field = ALIASES.get(name, name)
+    home = next((table for table, model in draft.schema.models.items() if field in model.model_fields), None)
+    if home is None:
+        return Problem(where, "a setting outside of a section", nearest(name, draft.schema.flags))
+    draft.unset.add((home, field))
+    return Problem(where, "a setting outside of a section", f"it in [{home}]")
 
 
 def _merge_key(draft: Draft, table: str, key: str, value: Any, *, origin: str) -> None:

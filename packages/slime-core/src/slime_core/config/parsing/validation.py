@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from slime_core.config.base import SectionModel
 from slime_core.config.parsing.draft import Draft
-from slime_core.config.parsing.words import takes_bool, unfit_text, wanted
+from slime_core.config.parsing.words import annotation_of, takes_bool, unfit_text, wanted
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.files.json_text import shown
@@ -38,10 +38,21 @@ def validated(draft: Draft) -> Settings:
 
 def _without(model: type[SectionModel], values: Mapping[str, Any], unset: Collection[str]) -> SectionModel:
     """Return a section in which some settings have no value; only checks see it."""
-    section = model.model_construct(**{key: value for key, value in values.items() if key not in unset})
+    fit = {key: _parsed(model, key, value) for key, value in values.items() if key not in unset}
+    section = model.model_construct(**fit)
     for key in unset:
         vars(section).pop(key, None)
     return section
+
+
+def _parsed(model: type[SectionModel], field: str, value: Any) -> Any:
+    """Return a value as its section would have it: a text that stands for a list is one."""
+    if (info := model.model_fields.get(field)) is None:
+        return value
+    try:
+        return TypeAdapter(annotation_of(info)).validate_python(value, strict=True)
+    except ValidationError:
+        return value
 
 
 def _unfit(draft: Draft, table: str, field: str, value: Any) -> Problem | None:

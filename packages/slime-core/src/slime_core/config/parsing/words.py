@@ -44,6 +44,8 @@ def value_of(annotation: Any, words: Sequence[str]) -> Any:
     lists = [kind for kind in kinds if get_origin(kind) is list or kind is list]
     if lists:
         (each,) = get_args(lists[0]) or (str,)
+        if (get_origin(each) or each) is dict and len(words) == 1 and words[0].lstrip().startswith("["):
+            return _json(words[0], "list")
         return [value_of(each, [word]) for word in words]
     if len(words) != 1:
         raise ValueError("one value")
@@ -76,10 +78,7 @@ def recipe_value(annotation: Any, value: Any) -> Any:
 def _read(kind: Any, word: str) -> tuple[bool, Any]:
     """Return whether a word is of a kind, and its value."""
     if get_origin(kind) is dict or kind is dict:
-        try:
-            return True, parse_json(word)
-        except ValueError as error:
-            raise ValueError(f"a JSON object ({error})") from error
+        return True, _json(word, "object")
     if get_origin(kind) is Literal:
         named = {str(option): option for option in get_args(kind)}
         return word in named, named.get(word)
@@ -91,6 +90,13 @@ def _read(kind: Any, word: str) -> tuple[bool, Any]:
         except ValueError:
             return False, None
     return False, None
+
+
+def _json(word: str, kind: str) -> Any:
+    try:
+        return parse_json(word)
+    except ValueError as error:
+        raise ValueError(f"a JSON {kind} ({error})") from error
 
 
 def takes_bool(annotation: Any) -> bool:
