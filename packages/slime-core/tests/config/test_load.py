@@ -435,3 +435,38 @@ def test_a_list_of_tables_may_be_one_word_of_a_flag():
     assert value_of(annotation, ['[{"a": 1}]']) == value_of(annotation, ['{"a": 1}']) == [{"a": 1}]
     with pytest.raises(ValueError, match=r"a JSON list \(Expecting"):
         value_of(annotation, ["[{"])
+
+
+def test_a_tilde_in_paths_is_the_home_of_the_user(load, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of")
+    settings = load(
+        "--output-dir", "~/runs", "--hf-checkpoint", "~/m", "--save-hf", "~/out/{step}", "--load", "~", "--media-root", "~/media",
+        "--prompt-data", "a", "~/a.jsonl", "b", "hf:~/b?split=test", "--eval-prompt-data", "c", "~/c.jsonl@[:3]",
+        "--eval-config", "~/sets.toml", "--update-weight-disk-dir", "~/weights", "--run-name", "~",
+    )  # fmt: skip
+    run, data, evaluation, checkpoint = settings.run, settings.data, settings.eval, settings.checkpoint
+    assert (run.output_dir, run.run_name, settings.model.hf_checkpoint) == (
+        "/home/of/runs",
+        "~",
+        "/home/of/m",
+    )
+    assert (checkpoint.save_hf, checkpoint.load, data.media_root) == (
+        "/home/of/out/{step}",
+        "/home/of",
+        "/home/of/media",
+    )
+    assert data.prompt_data == ["a", "/home/of/a.jsonl", "b", "hf:/home/of/b?split=test"]
+    assert evaluation.eval_prompt_data == ["c", "/home/of/c.jsonl@[:3]"]
+    assert evaluation.eval_config == "/home/of/sets.toml"
+    assert settings.train.update_weight_disk_dir == "/home/of/weights"
+
+
+def test_a_tilde_in_a_recipe_and_in_sections_of_paths_is_the_home_of_the_user(
+    registry_of, recipe, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", "/home/of")
+    second = tmp_path / "second.toml"
+    second.write_text('[run]\noutput_dir = "~/runs"\n[data]\nprompt_data = "~/a.jsonl"\n')
+    settings = load_settings([recipe, str(second)], [], registry=registry_of())
+    assert (settings.run.output_dir, settings.data.prompt_data) == ("/home/of/runs", ["/home/of/a.jsonl"])
+    assert value_of(Path | None, ["~/x"]) == Path("/home/of/x")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from pydantic import field_validator
-from slime_core.config.base import Amount, Count, Index, Seconds, SectionModel, Seed, Share, Text
+from slime_core.config.base import Amount, Count, FilePath, Index, Seconds, SectionModel, Seed, Share, Text
 
 CODE, EXPRESSION, SKELETON = "{code}", "{expression}", "{skeleton}"
 #: What a prompt says where nothing else is set; `problems.prompt` fills it in.
@@ -101,5 +101,5 @@ class TurnsSection(SectionModel):
     """What a later attempt sees: the chat so far, or one prompt with all earlier attempts and their results."""
     kernel_samples: Literal["trajectory", "turn"] = "trajectory"
     """One sample for all turns, whose reward is their discounted sum; or one for each turn, rewarded by those from it on."""
-    kernel_log_dir: str | None = None
+    kernel_log_dir: FilePath | None = None
     """Folder for a JSON file of each turn and of each trajectory; none are written when not given."""

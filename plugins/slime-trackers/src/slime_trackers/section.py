@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from slime_core.config.base import SectionModel
+from slime_core.config.base import FilePath, SectionModel
 
 
 class WandbSection(SectionModel):
@@ -22,7 +22,7 @@ class WandbSection(SectionModel):
     """`offline` writes the run's folder alone; when not given, WANDB_MODE decides."""
     host: str | None = None
     """Address of a W&B server of your own."""
-    dir: str | None = None
+    dir: FilePath | None = None
     """Folder for W&B's files; the run's folder when not given."""
 
 
@@ -60,7 +60,7 @@ class SwanlabSection(SectionModel):
     """Id of an experiment to go on with; a resumed run finds its own."""
     mode: Literal["online", "local", "offline", "disabled"] | None = None
     """`offline` writes files for `swanlab sync`, `local` those for its dashboard; when not given, SWANLAB_MODE decides."""
-    log_dir: str | None = None
+    log_dir: FilePath | None = None
     """Folder for SwanLab's files; `swanlab` in the run's folder when not given."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 #: Most of what is counted: far beyond any use, and far below where arithmetic on it ends.
 MOST = 2**31 - 1
@@ -32,6 +33,16 @@ Positive = Annotated[float, Gt(0), Le(1e9)]
 Weight = Annotated[float, Ge(-1e9), Le(1e9)]
 #: Text that says something.
 Text = Annotated[str, MinLen(1)]
+
+
+def _at_home(path: str) -> str:
+    """Return a path, or the place of a dataset (`hf:`), with the user's home in the place of `~`, as a shell has it."""
+    prefix = "hf:" if path.startswith("hf:") else ""
+    return prefix + os.path.expanduser(path.removeprefix(prefix))
+
+
+#: Path of a file or a folder, in which `~` is the user's home.
+FilePath = Annotated[str, AfterValidator(_at_home)]
 
 
 class Unset(AttributeError):

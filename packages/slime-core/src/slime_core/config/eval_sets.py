@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, ValidationError
 
-from slime_core.config.base import Amount, Count, Index, Positive, SectionModel, Share, Text
+from slime_core.config.base import Amount, Count, FilePath, Index, Positive, SectionModel, Share, Text
 from slime_core.config.parsing.words import annotation_of, wanted
 from slime_core.config.sections import EvalSection
 from slime_core.config.settings import Settings
@@ -41,7 +41,7 @@ _Table = Annotated[dict[str, Any], AfterValidator(_of_json)]
 class EvalSet(SectionModel):
     """One evaluation set. What it does not give is what the section `eval` says, and then `rollout` or `data`."""
 
-    path: Text
+    path: Annotated[FilePath, MinLen(1)]
     """File of its prompts."""
     weight: Positive | None = None
     """Share of the set in the run's accuracy, among the sets, 1 where others have one; all samples count alike where none has."""

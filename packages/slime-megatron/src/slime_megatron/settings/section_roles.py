@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from slime_core.config.base import Amount, Count, Index, Positive, SectionModel
+from slime_core.config.base import Amount, Count, FilePath, Index, Positive, SectionModel
 
 LoraTarget = Literal[
     "linear_qkv",
@@ -27,19 +27,19 @@ class RolesSection(SectionModel):
     A folder of weights is one of Hugging Face, or of Megatron in the format torch_dist of a model of the policy's architecture.
     """
 
-    actor_load: str | None = None
+    actor_load: FilePath | None = None
     """Model (folder or name) whose weights the policy starts from; `hf_checkpoint`, of which config and tokenizer always are, when
     not given."""
-    ref_load: str | None = None
+    ref_load: FilePath | None = None
     """Model (folder or name) of the reference; the initial weights when not given."""
     ref_update_interval: Count | None = None
     """Steps after which the reference becomes the policy of that moment; never when not given."""
-    opd_teacher_load: str | None = None
+    opd_teacher_load: FilePath | None = None
     """Model (folder or name) of the teacher of on-policy distillation, of the policy's architecture and tokenizer;
     without it, samples must carry `teacher_log_probs`."""
     keep_old_actor: bool = False
     """Keep the weights of the last two syncs, and take each token's old log-prob under those that generated it."""
-    critic_load: str | None = None
+    critic_load: FilePath | None = None
     """Model (folder or name) from which the critic starts; `hf_checkpoint` when not given."""
     critic_lr: Amount | None = None
     """Peak learning rate of the critic; `lr` when not given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -86,7 +87,7 @@ def _read(kind: Any, word: str) -> tuple[bool, Any]:
         return word.lower() in (*_TRUE, *_FALSE), word.lower() in _TRUE
     if kind in (int, float, Path):
         try:
-            return True, kind(word)
+            return True, kind(os.path.expanduser(word) if kind is Path else word)
         except ValueError:
             return False, None
     return False, None

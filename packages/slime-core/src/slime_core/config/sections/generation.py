@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator
 
 from slime_core.config.base import (
     MOST,
     Amount,
     Count,
+    FilePath,
     Index,
     Positive,
     Seconds,
@@ -46,7 +47,7 @@ class DataSection(SectionModel):
     """Data source."""
     buffer: str = "fifo"
     """Buffer of groups that wait to be trained on."""
-    prompt_data: Annotated[list[Text], BeforeValidator(_as_list)] = []
+    prompt_data: Annotated[list[Annotated[FilePath, MinLen(1)]], BeforeValidator(_as_list)] = []
     """JSONL or Parquet file, or `hf:NAME?split=train` for a Hugging Face dataset; `...@[start:stop]` takes a slice of the rows.
     Several: alternating names and files, mixed by `prompt_data_weights`."""
     prompt_data_weights: dict[str, Positive] = {}
@@ -63,7 +64,7 @@ class DataSection(SectionModel):
     """Column of tool schemas, for the chat template."""
     multimodal_keys: dict[str, str] | None = None
     """Media type -> column that holds it: `{"image": "images"}` puts the next image in the place of each `<image>`."""
-    media_root: str | None = None
+    media_root: FilePath | None = None
     """Folder that the paths of images begin in and may not lead out of; the data file's own when not given."""
     apply_chat_template: bool = False
     """Render the prompt through the tokenizer's chat template."""
@@ -218,13 +219,13 @@ class EvalSection(SectionModel):
     """Steps between evaluations; the run's start and end are always evaluated when given."""
     skip_eval_before_train: bool = False
     """Do not evaluate at the start."""
-    eval_prompt_data: list[str] = []
+    eval_prompt_data: list[FilePath] = []
     """Alternating names and files of evaluation sets."""
     eval_function_path: str = "default"
     """Function that runs a whole evaluation."""
     eval_function_args: dict[str, Any] = {}
     """Options of that function."""
-    eval_config: Text | None = None
+    eval_config: Annotated[FilePath, MinLen(1)] | None = None
     """File (.toml, .json, or .yaml) with evaluation sets that have settings of their own, beside those of `eval_prompt_data`: a
     table `eval` with `datasets`, and `defaults` of them."""
     eval_input_key: str | None = None

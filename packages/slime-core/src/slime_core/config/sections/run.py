@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_core.config.base import (
     Count,
+    FilePath,
     Index,
     SectionModel,
     Seed,
@@ -16,7 +17,7 @@ class RunSection(SectionModel):
 
     run_name: str = "run"
     """Name of the run, and of its folder under `output_dir`."""
-    output_dir: str = "runs"
+    output_dir: FilePath = "runs"
     """Folder that holds run folders."""
     overwrite: bool = False
     """Delete an earlier run of the same name instead of resuming it."""
@@ -51,7 +52,7 @@ class RunSection(SectionModel):
 class ModelSection(SectionModel):
     """The model that is trained and served."""
 
-    hf_checkpoint: str
+    hf_checkpoint: FilePath
     """Hugging Face folder or hub name of the model, or a name that `slime models list` shows."""
     model_name: str | None = None
     """Model family, when it is not the `model_type` of config.json."""
@@ -131,9 +132,9 @@ class CheckpointSection(SectionModel):
     """Newest checkpoints that are kept."""
     async_save: bool = False
     """Go on with the run while a checkpoint is written, from a copy of the trainer's state in the host's memory."""
-    save_hf: str | None = None
+    save_hf: FilePath | None = None
     """Folder for other programs, written with every checkpoint: `out/step_{step}`, by Hugging Face or PEFT."""
-    load: str | None = None
+    load: FilePath | None = None
     """Run folder to start from, when this run has no checkpoint of its own."""
 
     def due(self, step: int, *, last: bool) -> bool:

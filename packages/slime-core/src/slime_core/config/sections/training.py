@@ -8,6 +8,7 @@ from slime_core.config.base import (
     Amount,
     Count,
     Decay,
+    FilePath,
     Index,
     Positive,
     Seconds,
@@ -120,7 +121,7 @@ class TrainSection(SectionModel):
     which they know the driver's."""
     update_weight_mode: Literal["full", "delta"] = "full"
     """Send all weights, or the changes since the last update: by way of the disk, or of `distributed` where that is the transport."""
-    update_weight_disk_dir: str | None = None
+    update_weight_disk_dir: FilePath | None = None
     """Folder that the trainer writes weights to and the engine reads them from; `weights` in the run's folder when not
     given."""
     update_weight_disk_keep_files: bool = False
