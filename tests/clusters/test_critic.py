@@ -111,7 +111,7 @@ def test_ppo_with_a_critic_apart_learns_what_it_learns_among_the_ranks_also_afte
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "4", "--tracker", "jsonl",
         "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--rollout-max-response-len", "16", "--no-bf16",
         "--lr", "1e-3", "--rm-type", "slime_bench.step.work:parity", "--num-steps-per-rollout", "2",
-        "--skip-eval-before-train", "--eval-interval", "none", "--save-interval", "1", "--launcher", "ray",
+        "--eval-interval", "none", "--save-interval", "1", "--launcher", "ray",
         "--ray-device", "cpu", "--actor-num-gpus-per-node", "2", "--advantage-estimator", "ppo", "--lambd", "0.9",
         "--kl-coef", "0.1", "--critic-lr", "1e-2", "--num-critic-only-steps", "1",
     )  # fmt: skip

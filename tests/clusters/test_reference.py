@@ -64,7 +64,7 @@ def common(tiny_llama: Path, teacher: Path, tmp_path: Path) -> tuple[str, ...]:
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "4", "--tracker", "jsonl",
         "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--rollout-max-response-len", "16", "--no-bf16",
         "--lr", "1e-3", "--rm-type", "slime_bench.step.work:parity", "--num-steps-per-rollout", "2",
-        "--skip-eval-before-train", "--eval-interval", "none", "--save-interval", "1", "--keep-checkpoints", "4",
+        "--eval-interval", "none", "--save-interval", "1", "--keep-checkpoints", "4",
         "--advantage-estimator", "ppo", "--lambd", "0.9", "--critic-lr", "1e-2", "--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "low_var_kl",
         "--ref-load", str(tiny_llama), "--use-opd", "--opd-teacher-load", str(teacher),
     )  # fmt: skip

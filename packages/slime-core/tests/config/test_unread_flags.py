@@ -147,6 +147,13 @@ def test_flags_that_were_translated_are_left_alone(unread):
 @pytest.mark.parametrize(
     ("flags", "wanted", "beside"),
     [
+        (("--max-staleness", "3"), "--loop fully-async, or --partial-rollout", ("--partial-rollout",)),
+        (("--max-staleness", "3"), "--loop fully-async, or --partial-rollout", ("--loop", "fully-async")),
+        (
+            ("--skip-eval-before-train",),
+            "--eval-interval",
+            ("--eval-interval", "1", "--eval-prompt-data", "a", "a.jsonl"),
+        ),
         (
             ("--max-turns", "3"),
             "--custom-generate-function-path multi-turn",

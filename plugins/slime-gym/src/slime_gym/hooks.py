@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from slime_core.plugins.hooks import Section, hookimpl
 
 from slime_gym.section import GymSection
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
+    from slime_core.errors import Problem
+
+#: How settings name the source of core, which reads files, and knows none of our settings.
+_FILES = ("file", "slime-core/file")
 
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Add `[gym]`."""
     return [Section("gym", GymSection)]
+
+
+@hookimpl
+def slime_check_flags(settings: Settings) -> Iterable[Problem]:
+    """Refuse flags of problems where all prompts come from files; `partial` is the reward's, which rows may choose."""
+    from slime_core.checks.unread_flags import unread_without
+
+    if settings.data.data_source_path not in _FILES or settings.eval.eval_data_source_path not in (
+        None,
+        *_FILES,
+    ):
+        return ()
+    fields = [field for field in GymSection.model_fields if field != "partial"]
+    return unread_without(settings, "gym", fields, wanted="--data-source-path gym")

@@ -114,6 +114,14 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             ["max_staleness_policy"],
             "--loop fully-async",
         ),
+        (
+            # Without partial rollouts a sample of this loop is as old as its weights, of which each step may have other ones.
+            loop != {"slime-core/sync"} or rollout.partial_rollout or train.update_weights_interval > 1,
+            "rollout",
+            ["max_staleness"],
+            "--loop fully-async, or --partial-rollout",
+        ),
+        (settings.eval.eval_interval is not None, "eval", ["skip_eval_before_train"], "--eval-interval"),
         (rollout.partial_rollout, "rollout", ["mask_offpolicy_in_partial_rollout"], "--partial-rollout"),
         (
             (wanted_transport(train) or "disk").startswith("disk"),  # nothing leaves the choice to the engine
