@@ -211,3 +211,34 @@ def test_a_response_is_sent_without_the_special_tokens_at_its_end(server):
     samples = [Sample(response="four</s>"), Sample(response="a <|im_end|> b\n")]
     assert remote(server, samples, connections=1) == [1.0, 1.0]
     assert [body["response"] for _, body, _ in server.requests] == ["four", "a <|im_end|> b\n"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a:99999", "http://a:port/x", "https://:80", "http://a:0", "http://[::1"]
+)
+def test_an_address_that_cannot_be_one_is_refused_by_its_form(url):
+    with pytest.raises(ConfigError, match="wanted http://HOST:PORT, or served:NAME"):
+        build_reward(RemoteReward, {"rm_url": url})
+
+
+@pytest.mark.parametrize("url", ["http://a", "https://a:65535/x", "http://[::1]:80/"])
+def test_an_address_that_can_be_one_is_taken(url):
+    assert build_reward(RemoteReward, {"rm_url": url})
+
+
+def test_a_server_that_nobody_ever_reached_is_tried_once_after_a_request_gave_up(server):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+    async def main():
+        reward = build_reward(RemoteReward, {"rm_url": url, "tries": 3, "first_wait_s": 0.01})
+        said = []
+        for _ in range(2):
+            said += await asyncio.gather(reward(Sample()), return_exceptions=True)
+        await reward.close()
+        return [str(error) for error in said]
+
+    first, second = asyncio.run(main())
+    assert "no answer after 3 tries (the last: ConnectError" in first
+    assert "no answer after 1 tries (the last: ConnectError" in second

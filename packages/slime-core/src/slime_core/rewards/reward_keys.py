@@ -8,25 +8,19 @@ from collections.abc import Callable, Iterable, Iterator
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.files.json_text import shown
-from slime_core.rewards.results import SCORE, Reward
+from slime_core.rewards.results import Reward
 from slime_core.rewards.scorer import Scorer
 from slime_core.rundir.served_models import wanted_models
 from slime_core.samples import Sample, Status
 
 
 async def check_reward_keys(
-    settings: Settings, make_scorer: Callable[[], Scorer], prompts: Iterable[Sample], *, always: bool = False
+    settings: Settings, make_scorer: Callable[[], Scorer], prompts: Iterable[Sample]
 ) -> None:
     """Score one prompt's label as if it were the response, and see whether `reward_key` and `eval_reward_key` are there.
 
-    Nothing is called where neither is given and it is not `always` to be, where no prompt that a reward is asked about has a label,
-    or where the run itself serves what the reward asks. A reward that fails tells nothing here.
-
-    Args:
-        settings: of the run.
-        make_scorer: builds what scores.
-        prompts: of the run's source.
-        always: call the reward where no key is given, too: of a dict it is then the entry `score` that is read.
+    Nothing is called where neither is given, where no prompt that a reward is asked about has a label, or where the run itself serves what the reward
+    asks. A reward that fails tells nothing here.
 
     Raises:
         ConfigError: an entry is missing, or is no number.
@@ -34,7 +28,7 @@ async def check_reward_keys(
     section = settings.reward
     keys = {"reward_key": section.reward_key, "eval_reward_key": section.eval_reward_key}
     given = {name: key for name, key in keys.items() if key is not None}
-    if not (given or always) or wanted_models(settings):
+    if not given or wanted_models(settings):
         return
     scorer = make_scorer()
     labelled = next((one for one in prompts if one.label is not None and scorer.asks(one)), None)
@@ -52,11 +46,7 @@ async def check_reward_keys(
             result = await scorer.score(sample)
     finally:
         await scorer.close()
-    if not isinstance(result, Reward):
-        return
-    if always and section.reward_key is None and isinstance(result.value, dict):
-        given["reward_key"] = SCORE  # which is read of a dict where no other entry is asked for
-    if problems := list(_missing(given, result)):
+    if isinstance(result, Reward) and (problems := list(_missing(given, result))):
         raise ConfigError(problems)
 
 
@@ -74,5 +64,5 @@ def _missing(keys: dict[str, str], result: Reward) -> Iterator[Problem]:
             yield Problem(
                 where,
                 f"{key!r}, of which the reward makes {shown(value.get(key))}",
-                f"one of {', '.join(numbers)}" if numbers else "a reward that has a number under it",
+                f"one of {', '.join(numbers)}",
             )

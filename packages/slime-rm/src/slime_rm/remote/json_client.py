@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from slime_core.config.base import Amount, Count, Seconds, SectionModel
 from slime_core.errors import ConfigError, PluginError, Problem, RewardError
@@ -65,6 +66,7 @@ class JsonClient:
             raise PluginError("rewards that ask a server need httpx; install slime-rm[remote]") from error
         self._url, self._settings = url, settings
         self._turn = itertools.count()
+        self._has_answered, self._was_missed = False, False
         self._slots = asyncio.Semaphore(settings.connections)
         key = settings.api_key_file
         self._client = self._httpx.AsyncClient(
@@ -75,27 +77,30 @@ class JsonClient:
         )
 
     async def post(self, body: Any) -> Any:
-        """Post `body` and return the reply, both as JSON values.
+        """Post `body` and return the reply, both as JSON values. Where nobody took the connection in all tries of a request, and
+        nothing was ever answered, each further request is tried once.
 
         Raises:
             RefusedError: the server refuses, and says so by a status that another try would not change.
             RewardError: no reply after all tries, or one that is not JSON; says what came.
         """
-        for attempt in range(1, self._settings.tries + 1):
+        tries = 1 if self._was_missed and not self._has_answered else self._settings.tries
+        for attempt in range(1, tries + 1):
             try:
                 async with self._slots, asyncio.timeout(self._settings.request_timeout_s):
                     reply = await self._client.post(self._address(), json=body, headers=self._headers())
             except (self._httpx.TransportError, TimeoutError, ConnectionError) as error:
                 what = f"{type(error).__name__} {error}".strip()
+                is_missed = isinstance(error, self._httpx.ConnectError)
             else:
+                self._has_answered, is_missed = True, False
                 if reply.status_code not in TRANSIENT:
                     return self._read(reply)
                 what = f"status {reply.status_code}, {_shown(reply.text)}"
-            if attempt < self._settings.tries:
+            if attempt < tries:
                 await asyncio.sleep(self._wait_s(attempt))
-        raise RewardError(
-            f"{self._url}: no answer after {self._settings.tries} tries (the last: {what}); is the server up?"
-        )
+        self._was_missed = is_missed
+        raise RewardError(f"{self._url}: no answer after {tries} tries (the last: {what}); is the server up?")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -132,9 +137,18 @@ class JsonClient:
 
 def _check(urls: Sequence[str]) -> None:
     wanted = "http://HOST:PORT, or served:NAME"
-    wrong = [url for url in urls if re.match(r"https?://[^/]", url) is None]
+    wrong = [url for url in urls if re.match(r"https?://[^/]", url) is None or not _has_port(url)]
     if wrong:
         raise ConfigError(Problem("the address of a reward's server", repr(url), wanted) for url in wrong)
+
+
+def _has_port(url: str) -> bool:
+    """Return whether host and port of an address can be ones, or it has no port."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _key(file: str) -> str:
