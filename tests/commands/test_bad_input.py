@@ -322,9 +322,9 @@ def test_training_without_a_trainer(refuse):
 @pytest.mark.parametrize(
     ("returned", "wanted"),
     [
-        ("{'acc': 1.0, 'why': 'x'}", "wanted one of acc"),
-        ("{}", "wanted a reward that has a number under it"),
-        ("{'score': 'x'}", "wanted a reward that has a number under it"),
+        ("{'acc': 1.0, 'why': 'x'}", "keys ['acc', 'why'], reward_key is None; set --reward-key"),
+        ("{}", "reward is a dict with keys []"),
+        ("{'score': 'x'}", "reward is a dict with keys ['score']"),
         ("1.0 if sample.prompt == 'a' else {}", "reward is a dict with keys []"),
     ],
 )

@@ -96,7 +96,7 @@ def _check(console: Console, settings: Settings, registry: Registry, memory_gb: 
     if held_out is not None:
         console.print(f"[green]ok[/green]  {len(held_out)} held-out prompts")
     scorer_of = functools.partial(make_scorer, settings, registry)
-    asyncio.run(check_reward_keys(settings, scorer_of, prompts_of(source), always=True))
+    asyncio.run(check_reward_keys(settings, scorer_of, prompts_of(source)))
     samples = _first_of_groups(build, source)
     _lengths(console, settings, samples, len(source))
     _memory(console, settings, registry, memory_gb, samples)

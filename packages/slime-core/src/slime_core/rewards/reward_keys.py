@@ -64,5 +64,5 @@ def _missing(keys: dict[str, str], result: Reward) -> Iterator[Problem]:
             yield Problem(
                 where,
                 f"{key!r}, of which the reward makes {shown(value.get(key))}",
-                f"one of {', '.join(numbers)}",
+                f"one of {', '.join(numbers)}" if numbers else "a reward that has a number under it",
             )
