@@ -86,7 +86,7 @@ def test_a_recipe_without_stages_is_one_run_without_a_name(load, registry_of, tm
         ("[stage.b]\ntrian.lr = 1", "more.toml [stage.b]: [trian]: found an unknown section; wanted 'train'"),
         ("[stage.b]\ntrain.lrr = 1", "more.toml [stage.b]: train.lrr: found an unknown key; wanted 'lr'"),
         ("[stage.b]\ntrain.lr = 'x'", "more.toml [stage.b]: train.lr: found 'x'"),
-        ("[stage.b]\nlr = 1", "more.toml [stage.b]: lr: found an unknown section"),
+        ("[stage.b]\nlr = 1", "more.toml [stage.b]: lr: found a setting outside of a section; wanted it in [train]"),
         ("[stage]\nb = 1", "more.toml: stage.b: found 1; wanted tables [stage.NAME] with keys section.key"),
         ("[[stage]]\nname = 'b'", "more.toml: stage: found list; wanted tables [stage.NAME]"),
         ("[stage.'../b']", "wanted a name of letters, digits, - and _"),
