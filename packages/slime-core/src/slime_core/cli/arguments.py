@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.errors import ConfigError, Problem
-from slime_core.files.json_text import shown, why_not_text
+from slime_core.files.json_text import DASHES, shown, why_not_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,8 +53,6 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _is_dashed(word: str) -> bool:
     """Return whether a word in the place of a recipe is rather a flag, behind one hyphen or what was made of two."""
-    from slime_core.config.parsing.flags import DASHES
-
     return word.lstrip(DASHES) != word and not os.path.exists(word)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 #: Deepest nesting of what is read: what walks, copies or pickles it does so by recursion.
 MAX_DEPTH = 100
+#: What a shell, an editor or a chat makes of two hyphens, and one of them: hyphen, minus, en dash, em dash.
+DASHES = "-\u2212\u2013\u2014"
 
 
 def parse_json(text: str, *, with_nan: bool = False, max_depth: int = MAX_DEPTH) -> Any:

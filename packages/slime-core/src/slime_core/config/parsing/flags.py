@@ -12,10 +12,7 @@ from slime_core.config.parsing.words import recipe_value, value_of
 from slime_core.config.sections import ALIASES
 from slime_core.config.stages import STAGE
 from slime_core.errors import Problem
-from slime_core.files.json_text import shown
-
-#: What a shell, an editor or a chat makes of two hyphens, and one of them: hyphen, minus, en dash, em dash.
-DASHES = "-\u2212\u2013\u2014"
+from slime_core.files.json_text import DASHES, shown
 
 
 def merge_flags(draft: Draft, arguments: Sequence[str], *, stage: str, stages: Collection[str]) -> None:
