@@ -11,6 +11,7 @@ from slime_core.config.derive import num_ranks
 from slime_core.config.functions import run_args
 from slime_core.config.parsing.schema import build_schema
 from slime_core.config.parsing.translation import Translation
+from slime_core.files.strict_read import read_text
 from slime_core.plugins.adapter import Adapter
 from slime_core.plugins.hooks import Section, hookimpl
 
@@ -43,7 +44,7 @@ def slime_read_file(path: Path) -> Any:
         return None
     import yaml
 
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path).removeprefix("\ufeff")
     try:
         _refuse_keys_twice(yaml.compose(text, Loader=yaml.SafeLoader))
         value = yaml.safe_load(text)

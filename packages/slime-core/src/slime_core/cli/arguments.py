@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
 
+#: Characters of the name of a folder that a message shows.
+_LONGEST = 300
+
+
 def wants_help(argv: Sequence[str]) -> bool:
     """Say whether help is asked for."""
     return "--help" in argv or "-h" in argv
@@ -121,14 +125,17 @@ def _words(argv: Sequence[str], registry: Registry) -> tuple[list[str], list[str
 def no_run(command: str, folder: Path, *, lacks: str) -> Problem:
     """Return what is wrong with a folder that has no `lacks`, which that of a run has, and which ones near it do."""
     near = [folder, folder.parent, Path("runs")]
-    runs = [path.parent for place in near if place.is_dir() for path in sorted(place.glob(f"*/{lacks}"))]
+    runs = [
+        path.parent for place in near if os.path.isdir(place) for path in sorted(place.glob(f"*/{lacks}"))
+    ]
     hint = (
         f"runs that are there: {', '.join(dict.fromkeys(map(str, runs)))}"
         if runs
         else "slime train makes one"
     )
-    state = f"has no {lacks}" if folder.exists() else "does not exist"
-    return Problem(command, f"{folder}, which {state}", "the folder of a run", hint)
+    state = f"has no {lacks}" if os.path.exists(folder) else "does not exist"
+    named = str(folder) if len(str(folder)) <= _LONGEST else f"{str(folder)[:_LONGEST]}..."
+    return Problem(command, f"{named}, which {state}", "the folder of a run", hint)
 
 
 def wide_console() -> Console:

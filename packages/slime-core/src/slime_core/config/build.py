@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from slime_core.files.json_text import parse_json
+from slime_core.files.strict_read import read_text
 from slime_core.protocols import Place, Role, Tokenizer
 from slime_core.protocols.memory import Device
 
@@ -79,7 +80,7 @@ class BuildContext:
     def vocab_size(self) -> int | None:
         """How many token ids the model has, by its config.json or else by the tokenizer; None where neither says."""
         try:
-            size = parse_json((self.model_path / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+            size = parse_json(read_text(self.model_path / "config.json"))["vocab_size"]
         except (OSError, ValueError, KeyError, TypeError):
             size = None
         if isinstance(size, int):

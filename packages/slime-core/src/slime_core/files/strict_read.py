@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import stat
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
@@ -22,6 +26,33 @@ class Unreadable(ValueError):
     """A file does not hold what it should; the message says what was found in it."""
 
 
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to be read. A pipe without a writer would be waited for, and a device has no end.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a pipe or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    kind = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    why = os.strerror(kind) if kind == errno.EISDIR else "a pipe or a device, not a file"
+    raise OSError(kind, why, str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return what a file holds as text in UTF-8, its lines ended by line feeds.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a pipe or a device.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+        return text.read()
+
+
 def read_file(path: Path) -> bytes:
     """Return what a file holds.
 
@@ -29,10 +60,11 @@ def read_file(path: Path) -> bytes:
         Unreadable: it is a folder, or cannot be read.
         FileNotFoundError: there is none.
     """
-    if path.exists() and not path.is_file():
-        raise Unreadable("no file")
     try:
-        return path.read_bytes()
+        if path.exists() and not path.is_file():
+            raise Unreadable("no file")
+        with open_regular(path) as file:
+            return file.read()
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -129,7 +129,7 @@ class Activity:
             try:
                 event = json.loads(line)
                 self._take(event["name"], event)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 self.n_unreadable += 1
 
     def _take(self, name: str, event: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from annotated_types import Ge, Le
 from pydantic import AllowInfNan, BaseModel, ConfigDict
 
 from slime_core.errors import ConfigError, Problem
-from slime_core.files.strict_read import Counted, Unreadable, checked, json_object
+from slime_core.files.strict_read import Counted, Unreadable, checked, json_object, open_regular
 from slime_core.runtime.clock import now
 from slime_core.runtime.daemon_thread import DaemonThread
 
@@ -218,7 +218,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         ConfigError: there is no such file, it cannot be read, or a line is not what a run writes; names the line.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     return

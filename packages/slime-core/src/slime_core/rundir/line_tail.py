@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from slime_core.files.strict_read import open_regular
+
 
 class LineTail:
     """Reads a file that grows, each line once. It keeps no file open: one that is replaced or removed meanwhile is noticed.
@@ -29,7 +31,7 @@ class LineTail:
         A last line without a line feed is left for the time when the rest is there. A file that cannot be read is none.
         """
         try:
-            with self._path.open("rb", buffering=0) as file:
+            with open_regular(self._path) as file:
                 found = os.fstat(file.fileno())
                 began_anew = found.st_ino != self._inode or found.st_size < self._offset
                 if began_anew:

@@ -10,10 +10,12 @@ exact form there stays in its line, as all did in runs of earlier versions. The 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,6 +27,9 @@ import numpy as np
 import pydantic_core
 from numpy.typing import NDArray
 
+from slime_core.errors import ConfigError, Problem
+from slime_core.files.json_text import MAX_DEPTH, is_deep
+from slime_core.files.strict_read import open_regular
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.samples import Sample
 from slime_core.samples.compact import FLOAT32, FLOAT64, IDS, MASK, concatenated, dtype_of, is_compact, view
@@ -226,16 +231,20 @@ def read_records(
         path: the file.
         columns: whether to read the columns, too.
         tell: told of a line that is no sample, and of an archive that does not go with the file; both are left out.
+
+    Raises:
+        ConfigError: the file cannot be read; names it.
     """
     tell = tell or (lambda text: print(text, file=sys.stderr))
     archive = _archive(path.with_suffix(".npz"), tell) if columns else {}
-    with path.open(encoding="utf-8", errors="replace") as file:
+    try:
+        opened = open_regular(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError([Problem(str(path), why, "the samples of a step in a file")]) from error
+    with opened, io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
+            if (row := _sample(line)) is None:
                 tell(f"{path}, line {number + 1}: no sample in JSON; left out")
                 continue
             if archive and not _is_of(archive, number, row):
@@ -246,21 +255,33 @@ def read_records(
             yield _in_order(row | _columns(archive, number, row)) if archive else row
 
 
+def _sample(line: str) -> Row | None:
+    """Return the object of a line; None where it is none, or nested deeper than what is written of a sample."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    deepest = 2 * MAX_DEPTH
+    may_be_deep = line.count("[") + line.count("{") > deepest
+    return row if isinstance(row, dict) and not (may_be_deep and is_deep(row, deepest)) else None
+
+
 def _archive(path: Path, tell: Callable[[str], None]) -> dict[str, NDArray[Any]]:
     """Return the arrays of an archive; none where there is none."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             return dict(archive)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         tell(f"{path}: cannot be read ({error}); its columns are left out")
         return {}
 
 
 def _is_of(archive: Mapping[str, NDArray[Any]], number: int, row: Row) -> bool:
-    index = archive.get("index", np.empty(0))
-    return number < len(index) and index[number] == (-1 if row.get("index") is None else row["index"])
+    index, own = archive.get("index", np.empty(0)), row.get("index")
+    is_whole = own is None or isinstance(own, int)
+    return is_whole and number < len(index) and bool(index[number] == (-1 if own is None else own))
 
 
 def _columns(archive: Mapping[str, NDArray[Any]], number: int, row: Row) -> Row:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from slime_core.errors import CheckpointError
 from slime_core.files.lock import LOCK
+from slime_core.files.strict_read import Unreadable, json_object, read_file
 from slime_core.rundir.activity import Activity, StepPlan
 from slime_core.rundir.checkpoint import latest
 from slime_core.rundir.line_tail import LineTail
@@ -29,6 +30,8 @@ _MOST_EVENTS, _MOST_METRICS, _MOST_LOG = 16 << 20, 8 << 20, 1 << 20
 _ROWS, _WARNINGS, _STEPS_OF_ESTIMATE = 1000, 3, 20
 #: Seconds for which clocks of file system and host may differ, and in which a run that has told how it ended closes its parts.
 _SKEW_S, _CLOSING_S = 5.0, 60.0
+#: What is larger is no count of anything, and no float, either.
+_HUGE = 1 << 63
 _OWNER = re.compile(r"process ([0-9]+) on (.*)")
 _WARNING = re.compile(r"^[0-9-]+ ([0-9:]+)\S* (WARNING|ERROR|CRITICAL) \S+ (.*)")
 
@@ -104,9 +107,9 @@ class WatchedRun:
         if began_anew:
             self.rows.clear()
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)
-                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                if isinstance(row, dict) and isinstance(row.get("step"), int) and _is_number(row["step"]):
                     self.rows.append({name: value for name, value in row.items() if _is_number(value)})
 
     def _read_log(self) -> None:
@@ -121,10 +124,10 @@ class WatchedRun:
 
     def _read_lock(self) -> None:
         self.owner = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, Unreadable):
             path = self.dir.path / LOCK
             self._locked_at = path.stat().st_mtime
-            if found := _OWNER.fullmatch(path.read_text(errors="replace")[:300]):
+            if found := _OWNER.fullmatch(read_file(path)[:300].decode(errors="replace")):
                 self.owner = Owner(int(found[1]), found[2])
 
     @property
@@ -227,13 +230,13 @@ def _step_plan(config: Mapping[str, Mapping[str, Any]]) -> StepPlan:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    """Whether it is one that a float can be."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _HUGE)
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], float]:
     """Return what a small JSON file holds, and when it was written; nothing where there is none, or it is no JSON."""
     try:
-        value = json.loads(path.read_bytes())
-        return (value if isinstance(value, dict) else {}), path.stat().st_mtime
-    except (OSError, ValueError):
+        return json_object(read_file(path), with_nan=True), path.stat().st_mtime
+    except (OSError, Unreadable):
         return {}, 0.0

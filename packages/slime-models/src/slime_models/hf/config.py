@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import CheckpointError, DataError
+from slime_core.files.strict_read import read_text
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def read_json(path: Path, error_type: type[CheckpointError | DataError]) -> dict
         CheckpointError | DataError: `error_type`; it is missing, or is not a JSON object; names the file.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError as error:
         raise error_type(f"{path}: missing; wanted a Hugging Face folder") from error
     except (OSError, ValueError) as error:

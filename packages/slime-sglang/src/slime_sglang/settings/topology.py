@@ -18,6 +18,7 @@ from slime_core.config.base import Count, SectionModel
 from slime_core.config.derive import is_local, num_ranks
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.files.strict_read import read_text
 from slime_core.protocols import EngineGpus, GpuRange
 from slime_core.rundir.served_models import NAME
 
@@ -297,7 +298,7 @@ def _read(path: Path) -> ServedModels:
     import yaml  # here: every slime command imports this module
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         given = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:

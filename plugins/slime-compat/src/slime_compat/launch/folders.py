@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from slime_core.files.strict_read import read_text
+
 #: What the names of quantised folders end with, or nothing.
 _QUANTIZED = r"([-_.](fp8|int4|int8|w4a16|w8a8|mxfp4|nvfp4)\w*)?"
 Kind = Literal["run", "megatron", "hugging_face", "nothing", "other"]
@@ -54,7 +56,7 @@ def stand_in(folder: Path, hugging_face: Path) -> Path | None:
 def config_of(folder: Path) -> dict[str, object]:
     """Return config.json of a Hugging Face folder; empty where there is none that can be read: who needs it says so."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads(read_text(folder / "config.json"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core.files.strict_read import read_text
+
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.theirs import THEIRS
 from slime_compat.launch.layout import engines, layout, schedule
@@ -203,7 +205,7 @@ def custom_config(made: Made) -> None:
 
     path = Path(words[0])
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = yaml.safe_load(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         made.refuse(
             "custom_config_path", f"{path} ({' '.join(str(error).split())})", "a YAML file that can be read"

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from slime_core.errors import ConfigError, Problem
 from slime_core.files.json_text import shown
+from slime_core.files.strict_read import read_text
 
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w.]*)(?:=(.*))?", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
@@ -55,7 +56,7 @@ def read_config(path: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _file(path: Path) -> Mapping[str, Any]:
     try:
-        given = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        given = yaml.load(read_text(path), Loader=_Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError([Problem(str(path), why, "a YAML file of verl's settings")]) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 from slime_core.cli.arguments import no_run, wide_console
@@ -24,7 +25,7 @@ def report(run: Path, picture: Path | None) -> int:
         ConfigError: there is no such run; says which there are.
         DataError: no sample of it is a kernel.
     """
-    if not (run / "rollouts").is_dir():
+    if not os.path.isdir(run / "rollouts"):
         raise ConfigError([no_run("slime kernels report", run, lacks="rollouts")])
     outcomes = read_outcomes(run)
     if not outcomes:

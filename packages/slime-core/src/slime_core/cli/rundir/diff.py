@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("runs", type=Path, nargs=2, metavar="RUN", help="folder of a run")
     runs = [RunDir(path) for path in parser.parse_args(argv).runs]
     for run in runs:
-        if not (run.path / "rollouts").is_dir():
+        if not os.path.isdir(run.path / "rollouts"):
             raise ConfigError([no_run("slime diff", run.path, lacks="rollouts")])
     found = first_difference(*runs)
     print(found if found is not None else f"no difference in {_n_steps(*runs)} steps")
@@ -44,7 +45,7 @@ def first_difference(one: RunDir, other: RunDir) -> str | None:
     metrics = [{row["step"]: row for row in run.read_metrics()} for run in (one, other)]
     for step in itertools.count(1):
         files = [run.rollout_file(step) for run in (one, other)]
-        if not all(file.is_file() for file in files):
+        if not all(file.exists() for file in files):
             break
         for rows in itertools.zip_longest(*(read_records(file, tell=_refuse) for file in files)):
             if found := _of_samples(*rows):
@@ -53,14 +54,14 @@ def first_difference(one: RunDir, other: RunDir) -> str | None:
             found := _of_metrics(*(table[step] for table in metrics))
         ):
             return f"step {step}: the samples are the same, and {found}"
-    ended = [run.path for run, file in zip((one, other), files, strict=True) if not file.is_file()]
+    ended = [run.path for run, file in zip((one, other), files, strict=True) if not file.exists()]
     if len(ended) == 1:
         return f"{ended[0]} ends after step {step - 1}, and the other goes on; so far they are the same"
     return None
 
 
 def _n_steps(*runs: RunDir) -> int:
-    return next(n for n in itertools.count() if not all(run.rollout_file(n + 1).is_file() for run in runs))
+    return next(n for n in itertools.count() if not all(run.rollout_file(n + 1).exists() for run in runs))
 
 
 def _of_samples(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Run the subcommand: exit status 1 if a metric differs."""
     arguments = _parse(argv)
     run = RunDir(arguments.run)
-    if not run.config.is_file():
+    if not os.path.isfile(run.config):
         raise ConfigError([no_run("slime replay", arguments.run, lacks="config.toml")])
     registry = Registry.from_environment()
     was = load_settings([str(run.config)], [], registry=registry)

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def _files(arguments: argparse.Namespace) -> list[tuple[int, Path]]:
     """
     folder: Path = arguments.run
     prefix = "eval_step_" if arguments.eval else "dropped_step_" if arguments.dropped else "step_"
-    if not (folder / "rollouts").is_dir():
+    if not os.path.isdir(folder / "rollouts"):
         raise ConfigError([no_run("slime samples", folder, lacks="rollouts")])
     found = {
         int(number): path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     """Run the subcommand."""
     arguments = _parse(argv)
     folder: Path = arguments.run
-    if not (folder / "config.toml").is_file():
+    if not os.path.isfile(folder / "config.toml"):
         raise ConfigError([no_run("slime top", folder, lacks="config.toml")])
     run = WatchedRun(folder)
     console = Console(highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from slime_core.cli.arguments import no_run
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
     run: Path = arguments.run
     out: Path = run / "trace.json" if arguments.out is None else arguments.out
     folder = RunDir(run)
-    if not folder.events.exists() and not folder.config.exists():
+    if not os.path.exists(folder.events) and not os.path.exists(folder.config):
         raise ConfigError([no_run("slime trace", run, lacks="events.jsonl")])
     n_events = write_trace(folder.events, out)
     print(f"{out}: {n_events} events; open it in https://ui.perfetto.dev")

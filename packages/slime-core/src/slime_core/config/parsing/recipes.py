@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,20 +16,26 @@ from slime_core.config.sections import ALIASES
 from slime_core.config.stages import STAGE
 from slime_core.errors import Problem
 from slime_core.files.json_text import MAX_DEPTH, is_deep, shown
+from slime_core.files.strict_read import open_regular
 from slime_core.plugins.index import home_of_section
 from slime_core.plugins.registry import Registry
 
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+#: Where a shell's `<(command)` and a pipe into `slime` are: their writer is there, and ends.
+_PIPES = re.compile(r"/dev/fd/[0-9]+|/proc/self/fd/[0-9]+|/dev/stdin")
+#: Most characters of a recipe.
+_MOST = 16 << 20
 
 
 def read_recipe(recipe: str, problems: list[Problem]) -> dict[str, Any]:
     """Return the tables of a recipe; none, and a problem, where it cannot be read."""
     why, wanted = "", "a TOML file"
     try:
-        tables = tomllib.loads(Path(recipe).read_text(encoding="utf-8-sig"))
-        if not is_deep(tables):
+        text = _text(recipe).removeprefix("\ufeff")
+        tables = tomllib.loads(text) if len(text) <= _MOST else None
+        if tables is not None and not is_deep(tables):
             return tables
-        why = f"tables or lists nested deeper than {MAX_DEPTH}"
+        why = f"tables or lists nested deeper than {MAX_DEPTH}" if tables else f"more than {_MOST} characters"
     except RecursionError:
         why = f"tables or lists nested deeper than {MAX_DEPTH}"
     except tomllib.TOMLDecodeError as error:
@@ -43,6 +50,16 @@ def read_recipe(recipe: str, problems: list[Problem]) -> dict[str, Any]:
         why = "a number or a date that cannot be read"
     problems.append(Problem(recipe, why, wanted))
     return {}
+
+
+def _text(recipe: str) -> str:
+    """Return the text of a recipe, and no more of it than shows that it is too long."""
+    path = Path(recipe)
+    with (
+        path.open("rb") if _PIPES.fullmatch(recipe) else open_regular(path) as file,
+        io.TextIOWrapper(file, encoding="utf-8") as text,
+    ):
+        return text.read(_MOST + 1)
 
 
 def stage_tables(
