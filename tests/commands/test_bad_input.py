@@ -392,3 +392,10 @@ def test_a_factory_that_raises_is_named_with_its_setting_and_line(
         f"{setting}: found raising_factory:make, which raised RuntimeError: boom ({file}:2); wanted"
         in message
     )
+
+
+def test_a_folder_without_a_checkpoint_is_nothing_to_load(refuse, slime_here, letters, tmp_path):
+    for words in (("--load", tmp_path / "model"), ("--load", tmp_path / "model", "--overwrite")):
+        message = refuse(*map(str, words))
+        assert f"checkpoint.load: found '{tmp_path}/model', which holds no checkpoint; wanted" in message
+        assert slime_here("check", letters, *words).returncode == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from slime_core.config.load import load_settings
-from slime_core.errors import CheckpointError, ConfigError
+from slime_core.errors import ConfigError
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
@@ -36,7 +36,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_overwrite_that_is_refused_deletes_nothing(letters, run):
     before = files(run.parent)
     for flags, error, message in (
-        (["--load", "runs/mistyped"], CheckpointError, "runs/mistyped holds no checkpoint"),
+        (["--load", "runs/mistyped"], ConfigError, "runs/mistyped', which holds no checkpoint"),
         (
             ["--load", str(run)],
             ConfigError,

@@ -13,9 +13,10 @@ from slime_core.config.derive import run_folder
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.settings import Settings
 from slime_core.data.rows.open_rows import file_problem, names_file
-from slime_core.errors import Problem
+from slime_core.errors import CheckpointError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.registry import Registry
+from slime_core.rundir.checkpoint import to_start_from
 
 #: How the names of models on a hub look: whether there is one is known when it is fetched.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
@@ -94,9 +95,15 @@ def _held_out(settings: Settings, registry: Registry) -> Iterator[Problem]:
 
 def _checkpoint(settings: Settings) -> Iterator[Problem]:
     load = settings.checkpoint.load
-    if load is None or os.path.isdir(load) or os.path.isdir(run_folder(settings) / "checkpoints"):
+    if load is None:
         return
-    yield Problem("checkpoint.load", f"{shown(load, 300)}, which holds no checkpoint", "the folder of a run")
+    own = None if settings.run.overwrite else run_folder(settings) / "checkpoints"
+    try:
+        to_start_from(own, load=load)
+    except CheckpointError:
+        yield Problem(
+            "checkpoint.load", f"{shown(load, 300)}, which holds no checkpoint", "the folder of a run"
+        )
 
 
 def _unreadable(where: str, spec: str) -> Iterator[Problem]:

@@ -60,6 +60,7 @@ def evaluation_name(settings: Settings) -> str:
     root, name = Path(run.output_dir), run.run_name
     if load is not None:
         folder = Path(load).resolve()
+        folder = folder.parent if folder.parent.name == "checkpoints" else folder  # one step's
         folder = folder.parent if folder.name == "checkpoints" else folder
         inside = folder != root.resolve() and folder.is_relative_to(root.resolve())
         name = str(folder.relative_to(root.resolve())) if inside else folder.name
