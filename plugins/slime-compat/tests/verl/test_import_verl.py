@@ -155,6 +155,40 @@ def test_bad_configurations_are_refused_by_name_and_nothing_is_written(tmp_path,
     assert not (tmp_path / "recipe.toml").exists()
 
 
+@pytest.mark.parametrize("value", ["abc", "0", "[1]", "-8", "null", "2.5", "true", ".inf"])
+@pytest.mark.parametrize("key", ["data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"])
+def test_a_batch_size_is_a_count(key, value):
+    with pytest.raises(ConfigError, match=f"{key}: found .*; wanted a (whole )?number"):
+        main(["data.train_files=a", f"{key}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([f"{ACTOR}.optim.betas=x"], "betas: found 'x'; wanted a list of two numbers"),
+        ([f"{ACTOR}.optim.betas=[1,2,3]"], "betas: found .1, 2, 3.; wanted a list of two numbers"),
+        ([f"{ACTOR}.optim.betas=[a,b]"], "betas: found .'a', 'b'.; wanted a number"),
+        (["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=zzz"], "kl_penalty: found 'zzz'; wanted one of kl, k1"),
+        (["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=[1]"], "kl_penalty: found .1.; wanted one of kl, k1"),
+        (["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=x"], "kl_coef: found 'x'; wanted a number"),
+        (["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.target_kl=x"], "target_kl: found 'x'"),
+        (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=x"], "batches: found 'x'; wanted a whole"),
+        (["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=x"], "threshold: found 'x'"),
+        (["data.train_files=3"], "data.train_files: found 3; wanted text, or a list of it"),
+        (["data.train_files=[3]"], "data.train_files: found .3.; wanted text, or a list of it"),
+        (["data.val_files=3"], "data.val_files: found 3; wanted text"),
+        (["trainer.logger=3"], "trainer.logger: found 3; wanted text"),
+        (["trainer.nnodes=x"], "trainer.nnodes: found 'x'; wanted a whole number"),
+        ([f"{ROLLOUT}.name=x"], "rollout.name: found 'x'; wanted one of sglang"),
+        ([f"{ROLLOUT}.top_k=x"], "top_k: found 'x'; wanted a whole number"),
+        ([f"{ACTOR}.kl_loss_coef=x"], "kl_loss_coef: found 'x'; wanted a number"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused_by_its_key(words, message):
+    with pytest.raises(ConfigError, match=message):
+        main(["data.train_files=a", *words])
+
+
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "recipe.toml").touch()
     with pytest.raises(ConfigError, match="wanted a new file"):

@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.errors import ConfigError, Problem
 from slime_core.files.json_text import shown
 
-from slime_compat.verl.keys import IDLE, KEYS
+from slime_compat.verl.keys import IDLE, KEYS, Read, count, number, whole
 
 #: verl's own values of what a recipe needs, where the configuration does not say it.
 DEFAULTS: Mapping[str, Any] = {
@@ -31,6 +31,8 @@ _TOGETHER = frozenset({
     "reward_model.enable", "reward_model.reward_manager", "reward_model.overlong_buffer.enable", "reward_model.overlong_buffer.log",
     "trainer.logger", "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold",
 })  # fmt: skip
+#: Keys whose null verl does not take, either.
+_NEEDED = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
 _REWARD_KWARGS = "custom_reward_function.reward_kwargs."
 _OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg."
 #: Names of trackers here.
@@ -49,6 +51,10 @@ class Imported:
     notes: list[str] = field(default_factory=list)
     """What is otherwise than it was."""
     problems: list[Problem] = field(default_factory=list)
+
+    def table(self, section: str) -> dict[str, Any]:
+        """Return what is set of a section so far."""
+        return self.tables.get(section, {})
 
     def put(self, to: str, value: Any) -> None:
         """Set a setting, `section.setting`, or an entry of one that is a table."""
@@ -71,6 +77,9 @@ def imported(config: Mapping[str, Any]) -> Imported:
     recipe = Imported()
     recipe.put("algorithm.numerics", "verl")
     recipe.put("data.apply_chat_template", True)
+    recipe.problems += [
+        Problem(key, "null", "a whole number above 0") for key in _NEEDED if config.get(key, 1) is None
+    ]
     for key, value in given.items():
         _one(recipe, key, value, is_given=key in config)
     for rule in (
@@ -100,7 +109,7 @@ def _one(recipe: Imported, key: str, value: Any, *, is_given: bool) -> None:
     if key in KEYS:
         try:
             read = KEYS[key].read(_bare(key, value))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             recipe.problems.append(Problem(key, shown(value), str(error)))
             return
         if read is not None and KEYS[key].to:
@@ -120,12 +129,22 @@ def _bare(key: str, value: Any) -> Any:
     return value.rstrip("+") if key.endswith("kl_loss_type") and isinstance(value, str) else value
 
 
+def _read(recipe: Imported, given: Mapping[str, Any], key: str, read: Read, *, default: Any = None) -> Any:
+    """Return a value as it is read, or None and a problem where it is not what it is to be."""
+    value = given.get(key, default)
+    try:
+        return read(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        recipe.problems.append(Problem(key, shown(value), str(error)))
+        return None
+
+
 def _files(recipe: Imported, given: Mapping[str, Any]) -> None:
-    files = _listed(given.get("data.train_files"))
-    if not files:
+    files = _read(recipe, given, "data.train_files", _listed)
+    if files == []:
         recipe.problems.append(Problem("data.train_files", "nothing", "a file of prompts"))
-    recipe.put("data.prompt_data", files if len(files) < 2 else _names_and(files))
-    held_out = _listed(given.get("data.val_files"))
+    recipe.put("data.prompt_data", _names_and(files) if files and len(files) > 1 else files)
+    held_out = _read(recipe, given, "data.val_files", _listed)
     if held_out and recipe.tables.get("eval", {}).get("eval_interval") is not None:
         recipe.put("eval.eval_prompt_data", _names_and(held_out))
     elif "eval" in recipe.tables:
@@ -143,8 +162,10 @@ def _names_and(files: list[str]) -> list[str]:
 
 def _batches(recipe: Imported, given: Mapping[str, Any]) -> None:
     name = "actor_rollout_ref.actor.ppo_mini_batch_size"
-    prompts = int(given["data.train_batch_size"])
-    mini = int(given.get(name, min(256, prompts)))
+    prompts = recipe.table("rollout").get("rollout_batch_size")
+    mini = _read(recipe, given, name, count, default=min(256, prompts or 256))
+    if prompts is None or mini is None:
+        return
     if prompts % mini:
         wanted = f"a divisor of data.train_batch_size, {prompts}"
         recipe.problems.append(Problem(name, str(mini), wanted))
@@ -153,10 +174,10 @@ def _batches(recipe: Imported, given: Mapping[str, Any]) -> None:
 
 
 def _optimizer(recipe: Imported, given: Mapping[str, Any]) -> None:
-    first, second = given.get("actor_rollout_ref.actor.optim.betas") or (0.9, 0.999)
-    recipe.put("train.adam_beta1", float(first))
-    recipe.put("train.adam_beta2", float(second))
-    if "rank" not in recipe.tables.get("lora", {}):
+    betas = _read(recipe, given, "actor_rollout_ref.actor.optim.betas", _pair, default=(0.9, 0.999))
+    for setting, beta in zip(("train.adam_beta1", "train.adam_beta2"), betas or (), strict=False):
+        recipe.put(setting, beta)
+    if "rank" not in recipe.table("lora"):
         recipe.tables.pop("lora", None)
     if (targets := given.get("actor_rollout_ref.model.target_modules")) not in (None, "all-linear"):
         recipe.without["actor_rollout_ref.model.target_modules"] = shown(targets)
@@ -164,37 +185,40 @@ def _optimizer(recipe: Imported, given: Mapping[str, Any]) -> None:
 
 def _kl(recipe: Imported, given: Mapping[str, Any]) -> None:
     is_straight = str(given.get("actor_rollout_ref.actor.kl_loss_type", "")).endswith("+")
-    if is_straight and recipe.tables["algos"].get("use_kl_loss"):  # nothing reads it without
+    if is_straight and recipe.table("algos").get("use_kl_loss"):  # nothing reads it without
         recipe.put("algos.kl_straight_through", True)
     if not given.get("algorithm.use_kl_in_reward"):
         return
-    recipe.put("algos.kl_coef", float(given["algorithm.kl_ctrl.kl_coef"]))
-    kind = KEYS["actor_rollout_ref.actor.kl_loss_type"].read(given["algorithm.kl_penalty"])
-    if recipe.tables["algos"].get("use_kl_loss") and recipe.tables["algos"].get("kl_loss_type", kind) != kind:
+    recipe.put("algos.kl_coef", _read(recipe, given, "algorithm.kl_ctrl.kl_coef", number))
+    kind = _read(recipe, given, "algorithm.kl_penalty", KEYS["actor_rollout_ref.actor.kl_loss_type"].read)
+    algos = recipe.table("algos")
+    if algos.get("use_kl_loss") and algos.get("kl_loss_type", kind) != kind:
         recipe.without["algorithm.kl_penalty"] = shown(given["algorithm.kl_penalty"])
     else:
         recipe.put("algos.kl_loss_type", kind)
     if given.get("algorithm.kl_ctrl.type") == "adaptive":
-        recipe.put("algos.kl_target", float(given.get("algorithm.kl_ctrl.target_kl", 0.1)))
-        recipe.put("algos.kl_horizon", float(given.get("algorithm.kl_ctrl.horizon", 10000)))
+        for name, key, default in (("kl_target", "target_kl", 0.1), ("kl_horizon", "horizon", 10000.0)):
+            value = _read(recipe, given, f"algorithm.kl_ctrl.{key}", number, default=default)
+            recipe.put(f"algos.{name}", value)
 
 
 def _estimator(recipe: Imported, given: Mapping[str, Any]) -> None:
-    if recipe.tables["algorithm"].get("advantage_estimator") in (
+    if recipe.table("algorithm").get("advantage_estimator") in (
         "ppo",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
     ):
         recipe.put("algos.normalize_advantages", True)  # as verl always does
-    if recipe.tables["algorithm"].get("advantage_estimator") != "ppo":
+    if recipe.table("algorithm").get("advantage_estimator") != "ppo":
         for name in ("critic_lr", "critic_load", "critic_lr_warmup_iters", "num_critic_only_steps"):
             recipe.tables.get("roles", {}).pop(name, None)
     elif recipe.tables.get("roles", {}).get("num_critic_only_steps") == 0:
         del recipe.tables["roles"]["num_critic_only_steps"]
     if given.get("algorithm.filter_groups.enable"):
         recipe.put("rollout.dynamic_sampling_filter_path", "nonzero-std")
-        if int(most := given.get("algorithm.filter_groups.max_num_gen_batches") or 0) > 0:
-            recipe.put("rollout.dynamic_sampling_max_waves", int(most))
+        most = _read(recipe, given, "algorithm.filter_groups.max_num_gen_batches", whole, default=0)
+        if most is not None and most > 0:
+            recipe.put("rollout.dynamic_sampling_max_waves", most)
 
 
 def _evaluation(recipe: Imported, given: Mapping[str, Any]) -> None:
@@ -244,13 +268,12 @@ def _correction(recipe: Imported, given: Mapping[str, Any]) -> None:
     if level:
         recipe.put("algos.use_tis", True)
         recipe.put("algos.tis_level", level)
-        recipe.put(
-            "algos.tis_clip", float(given.get("algorithm.rollout_correction.rollout_is_threshold", 2.0))
-        )
+        threshold = "algorithm.rollout_correction.rollout_is_threshold"
+        recipe.put("algos.tis_clip", _read(recipe, given, threshold, number, default=2.0))
 
 
 def _trackers(recipe: Imported, given: Mapping[str, Any]) -> None:
-    names = _listed(given.get("trainer.logger"))
+    names = _read(recipe, given, "trainer.logger", _listed) or []
     unknown = [name for name in names if name not in _TRACKERS]
     chosen = [_TRACKERS[name] for name in names if name in _TRACKERS]
     if unknown:
@@ -261,17 +284,25 @@ def _trackers(recipe: Imported, given: Mapping[str, Any]) -> None:
 
 
 def _cluster(recipe: Imported, given: Mapping[str, Any]) -> None:
-    cluster = recipe.tables["cluster"]
-    if int(cluster["actor_num_gpus_per_node"]) * int(cluster["actor_num_nodes"]) > 1 or cluster.get(
-        "colocate"
-    ):
+    cluster = recipe.table("cluster")
+    ranks = cluster.get("actor_num_gpus_per_node", 1) * cluster.get("actor_num_nodes", 1)
+    if ranks > 1 or cluster.get("colocate"):
         recipe.put("run.launcher", "ray")
-    if recipe.tables["run"].get("num_rollout") is not None:
-        recipe.tables["run"].pop("num_epoch", None)
-    if recipe.tables["rollout"]["rollout_engine"] != "sglang":
+    if recipe.table("run").get("num_rollout") is not None:
+        recipe.table("run").pop("num_epoch", None)
+    if recipe.table("rollout").get("rollout_engine") != "sglang":
         recipe.tables.pop("fleet", None)
         recipe.tables.pop("sglang", None)
 
 
 def _listed(value: Any) -> list[str]:
-    return [] if value is None else [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str) for each in values):
+        raise ValueError("text, or a list of it")
+    return list(values)
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError("a list of two numbers")
+    return number(value[0]), number(value[1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,16 +28,51 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> float:
-    return float(value)
+def number(value: Any) -> float:
+    """Return a finite number, also where it is written as text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    read = math.nan
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            read = float(value)
+    if not math.isfinite(read):
+        raise ValueError("a number")
+    return read
 
 
-def _whole(value: Any) -> int:
+def whole(value: Any) -> int:
+    """Return a whole number, also where it is written as text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,18}", value.strip()):
+        return int(value)
+    if isinstance(value, bool | str) or number(value) != int(value):
+        raise ValueError("a whole number")
     return int(value)
 
 
+def count(value: Any) -> int:
+    """Return a whole number above 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if (read := whole(value)) < 1:
+        raise ValueError("a whole number above 0")
+    return read
+
+
 def _positive(value: Any) -> int | None:
-    return int(value) if int(value) > 0 else None
+    return read if (read := whole(value)) > 0 else None
+
+
+def _top_k(value: Any) -> int:
+    return -1 if whole(value) <= 0 else whole(value)
 
 
 def _unless(neutral: object) -> Read:
@@ -43,7 +81,7 @@ def _unless(neutral: object) -> Read:
 
 def _named(names: Mapping[Any, Any]) -> Read:
     def read(value: Any) -> Any:
-        if value not in names:
+        if not isinstance(value, str | None) or value not in names:
             raise ValueError(f"one of {', '.join(map(str, names))}")
         return names[value]
 
@@ -80,31 +118,31 @@ _KL = {
 KEYS: Mapping[str, Key] = {
     "data.prompt_key": Key("data.input_key", _same),
     "data.max_prompt_length": Key(
-        "data.rollout_max_prompt_len", _whole, "longer prompts are dropped, not cut"
+        "data.rollout_max_prompt_len", count, "longer prompts are dropped, not cut"
     ),
-    "data.max_response_length": Key("rollout.rollout_max_response_len", _whole),
-    "data.train_batch_size": Key("rollout.rollout_batch_size", _whole),
-    "data.gen_batch_size": Key("rollout.over_sampling_batch_size", _whole),
+    "data.max_response_length": Key("rollout.rollout_max_response_len", count),
+    "data.train_batch_size": Key("rollout.rollout_batch_size", count),
+    "data.gen_batch_size": Key("rollout.over_sampling_batch_size", count),
     "data.shuffle": Key("data.rollout_shuffle", bool),
     "data.seed": Key("rollout.rollout_seed", _same),
     "data.apply_chat_template_kwargs": Key("data.apply_chat_template_kwargs", _unless({})),
     "actor_rollout_ref.model.path": Key("model.hf_checkpoint", _same),
     "actor_rollout_ref.model.lora_rank": Key("lora.rank", _positive),
-    "actor_rollout_ref.model.lora_alpha": Key("lora.alpha", _number, "only with a rank"),
+    "actor_rollout_ref.model.lora_alpha": Key("lora.alpha", number, "only with a rank"),
     "actor_rollout_ref.model.enable_gradient_checkpointing": Key(
         "megatron.recompute_granularity", lambda value: "full" if value else None
     ),
     "actor_rollout_ref.hybrid_engine": Key("cluster.colocate", bool),
-    f"{_A}.ppo_max_token_len_per_gpu": Key("train.max_tokens_per_gpu", _whole),
+    f"{_A}.ppo_max_token_len_per_gpu": Key("train.max_tokens_per_gpu", count),
     f"{_A}.ppo_epochs": Key("", _only(1, "samples of a step are trained on once"), "must be 1"),
-    f"{_A}.grad_clip": Key("train.clip_grad", _number),
-    f"{_A}.clip_ratio": Key("algos.eps_clip", _number),
-    f"{_A}.clip_ratio_low": Key("algos.eps_clip", _number),
-    f"{_A}.clip_ratio_high": Key("algos.eps_clip_high", _number),
-    f"{_A}.clip_ratio_c": Key("algos.eps_clip_c", _number),
-    f"{_A}.entropy_coeff": Key("algos.entropy_coef", _number),
+    f"{_A}.grad_clip": Key("train.clip_grad", number),
+    f"{_A}.clip_ratio": Key("algos.eps_clip", number),
+    f"{_A}.clip_ratio_low": Key("algos.eps_clip", number),
+    f"{_A}.clip_ratio_high": Key("algos.eps_clip_high", number),
+    f"{_A}.clip_ratio_c": Key("algos.eps_clip_c", number),
+    f"{_A}.entropy_coeff": Key("algos.entropy_coef", number),
     f"{_A}.use_kl_loss": Key("algos.use_kl_loss", bool),
-    f"{_A}.kl_loss_coef": Key("algos.kl_loss_coef", _number),
+    f"{_A}.kl_loss_coef": Key("algos.kl_loss_coef", number),
     f"{_A}.kl_loss_type": Key("algos.kl_loss_type", _named(_KL), "a `+` at its end is --kl-straight-through"),
     f"{_A}.loss_agg_mode": Key("algorithm.loss_reducer", _named(_REDUCERS)),
     f"{_A}.policy_loss.loss_mode": Key("algorithm.loss_type", _named(_LOSSES)),
@@ -112,8 +150,8 @@ KEYS: Mapping[str, Key] = {
     f"{_A}.ulysses_sequence_parallel_size": Key(
         "megatron.context_parallel_size", _unless(1), "Megatron's context parallelism"
     ),
-    f"{_A}.optim.lr": Key("train.lr", _number),
-    f"{_A}.optim.weight_decay": Key("train.weight_decay", _number),
+    f"{_A}.optim.lr": Key("train.lr", number),
+    f"{_A}.optim.weight_decay": Key("train.weight_decay", number),
     f"{_A}.optim.lr_warmup_steps": Key("train.lr_warmup_iters", _positive),
     f"{_A}.optim.warmup_style": Key(
         "train.lr_decay_style", _named({"constant": "constant", "cosine": "cosine", None: None})
@@ -121,10 +159,10 @@ KEYS: Mapping[str, Key] = {
     f"{_A}.optim.lr_scheduler_type": Key(
         "train.lr_decay_style", _named({"constant": "constant", "cosine": "cosine"})
     ),
-    f"{_A}.megatron.tensor_model_parallel_size": Key("megatron.tensor_model_parallel_size", _whole),
-    f"{_A}.megatron.pipeline_model_parallel_size": Key("megatron.pipeline_model_parallel_size", _whole),
-    f"{_A}.megatron.context_parallel_size": Key("megatron.context_parallel_size", _whole),
-    f"{_A}.megatron.expert_model_parallel_size": Key("megatron.expert_model_parallel_size", _whole),
+    f"{_A}.megatron.tensor_model_parallel_size": Key("megatron.tensor_model_parallel_size", count),
+    f"{_A}.megatron.pipeline_model_parallel_size": Key("megatron.pipeline_model_parallel_size", count),
+    f"{_A}.megatron.context_parallel_size": Key("megatron.context_parallel_size", count),
+    f"{_A}.megatron.expert_model_parallel_size": Key("megatron.expert_model_parallel_size", count),
     f"{_A}.megatron.expert_tensor_parallel_size": Key("megatron.expert_tensor_parallel_size", _same),
     f"{_A}.megatron.sequence_parallel": Key("megatron.sequence_parallel", bool),
     f"{_R}.name": Key(
@@ -132,46 +170,46 @@ KEYS: Mapping[str, Key] = {
         _named({"sglang": "sglang", "vllm": "sglang", "hf": "torch"}),
         "vllm becomes sglang",
     ),
-    f"{_R}.n": Key("rollout.n_samples_per_prompt", _whole),
-    f"{_R}.temperature": Key("rollout.rollout_temperature", _number),
-    f"{_R}.top_p": Key("rollout.rollout_top_p", _number),
-    f"{_R}.top_k": Key("rollout.rollout_top_k", lambda value: -1 if int(value) <= 0 else int(value)),
-    f"{_R}.tensor_model_parallel_size": Key("fleet.rollout_num_gpus_per_engine", _whole),
+    f"{_R}.n": Key("rollout.n_samples_per_prompt", count),
+    f"{_R}.temperature": Key("rollout.rollout_temperature", number),
+    f"{_R}.top_p": Key("rollout.rollout_top_p", number),
+    f"{_R}.top_k": Key("rollout.rollout_top_k", _top_k),
+    f"{_R}.tensor_model_parallel_size": Key("fleet.rollout_num_gpus_per_engine", count),
     f"{_R}.gpu_memory_utilization": Key(
-        "sglang.server_args.mem_fraction_static", _number, "a share of what is free, weights included"
+        "sglang.server_args.mem_fraction_static", number, "a share of what is free, weights included"
     ),
     f"{_R}.max_model_len": Key("rollout.rollout_max_context_len", _same),
-    f"{_R}.max_num_seqs": Key("sglang.server_args.max_running_requests", _whole),
-    f"{_R}.val_kwargs.n": Key("eval.n_samples_per_eval_prompt", _whole),
-    f"{_R}.val_kwargs.temperature": Key("eval.eval_temperature", _number),
-    f"{_R}.val_kwargs.top_p": Key("eval.eval_top_p", _number),
-    f"{_R}.val_kwargs.top_k": Key("eval.eval_top_k", lambda value: -1 if int(value) <= 0 else int(value)),
-    f"{_C}.optim.lr": Key("roles.critic_lr", _number),
+    f"{_R}.max_num_seqs": Key("sglang.server_args.max_running_requests", count),
+    f"{_R}.val_kwargs.n": Key("eval.n_samples_per_eval_prompt", count),
+    f"{_R}.val_kwargs.temperature": Key("eval.eval_temperature", number),
+    f"{_R}.val_kwargs.top_p": Key("eval.eval_top_p", number),
+    f"{_R}.val_kwargs.top_k": Key("eval.eval_top_k", _top_k),
+    f"{_C}.optim.lr": Key("roles.critic_lr", number),
     f"{_C}.optim.lr_warmup_steps": Key("roles.critic_lr_warmup_iters", _positive),
     f"{_C}.model.path": Key("roles.critic_load", _same),
-    f"{_C}.cliprange_value": Key("algos.value_clip", _number),
+    f"{_C}.cliprange_value": Key("algos.value_clip", number),
     "algorithm.adv_estimator": Key("algorithm.advantage_estimator", _named(_ESTIMATORS)),
-    "algorithm.gamma": Key("algos.gamma", _number),
-    "algorithm.lam": Key("algos.lambd", _number),
+    "algorithm.gamma": Key("algos.gamma", number),
+    "algorithm.lam": Key("algos.lambd", number),
     "algorithm.norm_adv_by_std_in_grpo": Key(
         "algorithm.disable_grpo_std_normalization", lambda value: None if value else True
     ),
-    "reward_model.overlong_buffer.len": Key("reward.overlong_buffer_len", _whole, "where it is enabled"),
+    "reward_model.overlong_buffer.len": Key("reward.overlong_buffer_len", whole, "where it is enabled"),
     "reward_model.overlong_buffer.penalty_factor": Key(
-        "reward.overlong_penalty_factor", _number, "where it is enabled"
+        "reward.overlong_penalty_factor", number, "where it is enabled"
     ),
-    "reward_model.num_workers": Key("reward.reward_workers", _whole),
-    "trainer.total_epochs": Key("run.num_epoch", _whole),
+    "reward_model.num_workers": Key("reward.reward_workers", count),
+    "trainer.total_epochs": Key("run.num_epoch", count),
     "trainer.total_training_steps": Key("run.num_rollout", _same),
-    "trainer.n_gpus_per_node": Key("cluster.actor_num_gpus_per_node", _whole),
-    "trainer.nnodes": Key("cluster.actor_num_nodes", _whole),
+    "trainer.n_gpus_per_node": Key("cluster.actor_num_gpus_per_node", count),
+    "trainer.nnodes": Key("cluster.actor_num_nodes", count),
     "trainer.save_freq": Key("checkpoint.save_interval", _positive),
     "trainer.test_freq": Key("eval.eval_interval", _positive),
     "trainer.val_before_train": Key("eval.skip_eval_before_train", lambda value: None if value else True),
     "trainer.project_name": Key("wandb.project", _same),
     "trainer.experiment_name": Key("run.run_name", _same),
     "trainer.default_local_dir": Key("run.output_dir", _same, "the run's folder is below it"),
-    "trainer.critic_warmup": Key("roles.num_critic_only_steps", _whole),
+    "trainer.critic_warmup": Key("roles.num_critic_only_steps", whole),
     "trainer.balance_batch": Key("megatron.balance_data", bool),
     "trainer.max_actor_ckpt_to_keep": Key("checkpoint.keep_checkpoints", _same),
     "trainer.ray_wait_register_center_timeout": Key(
