@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
+from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_megatron import hooks
@@ -125,3 +127,35 @@ def test_a_reference_with_ranks_of_its_own_does_not_change():
         "roles.ref_update_interval: found 5, beside a reference in ranks of its own; wanted a frozen reference: those "
         "ranks get no weights of the policy; leave --ref-num-nodes and --ref-num-gpus-per-node out, or this"
     ]
+
+
+def test_a_model_without_weights_is_refused_unless_the_policy_starts_from_others(tmp_path):
+    config = {
+        "model_type": "llama", "vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu", "max_position_embeddings": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    registry = Registry()
+
+    def found(*flags: str) -> list[str]:
+        given = [
+            "--hf-checkpoint",
+            str(tmp_path),
+            "--rollout-batch-size",
+            "2",
+            "--rollout-max-response-len",
+            "8",
+        ]
+        settings = load_settings([], [*given, *flags], registry=registry)
+        build = BuildContext(
+            settings=settings, registry=registry, load_tokenizer=lambda: None, model_path=tmp_path, run_dir=tmp_path
+        )  # fmt: skip
+        return [str(problem) for problem in hooks.slime_check_build(build=build)]
+
+    (problem,) = found()
+    assert (
+        "which has no weights; wanted model.safetensors, or model.safetensors.index.json and the" in problem
+    )
+    assert found("--actor-load", "elsewhere") == []
+    (tmp_path / "model.safetensors").touch()
+    assert found() == []

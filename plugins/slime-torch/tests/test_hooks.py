@@ -45,7 +45,9 @@ class _Families(Registry):
 
 @pytest.fixture
 def problems(tmp_path):
-    def check(model_type: str, *flags: str) -> list[str]:
+    def check(model_type: str, *flags: str, has_weights: bool = True) -> list[str]:
+        if has_weights:
+            (tmp_path / "model.safetensors").touch()
         (tmp_path / "config.json").write_text(
             json.dumps(CONFIGS["llama"]().to_dict() | {"model_type": model_type})
         )
@@ -86,3 +88,9 @@ def test_a_family_that_brings_layers_is_refused_unless_it_says_so_itself(problem
     (problem,) = problems("llama", "--model-name", "layered")
     assert "the torch engine does not know the layers that the family brings" in problem
     assert problems("llama", "--model-name", "unserved") == []  # slime-models repeats what the family says
+
+
+def test_a_folder_without_weights_is_refused_on_this_machine(problems, tmp_path):
+    (problem,) = problems("llama", has_weights=False)
+    assert f"model.hf_checkpoint: found {tmp_path}, which has no weights; wanted model.safetensors" in problem
+    assert problems("llama", "--launcher", "elsewhere", has_weights=False) == []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.config.derive import choices, num_ranks
+from slime_core.config.derive import choices, is_local, num_ranks
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.protocols import TOP_P_TOKENS
@@ -95,6 +95,11 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
 
     family, config = family_of(build)
     section, architecture = build.section(MegatronSection), family.architecture(config)
+    if is_local(build.settings.run) and build.section(RolesSection).actor_load is None:
+        from slime_models.hf.folder import missing_weights  # imports torch
+
+        if missing := list(missing_weights(build.model_path)):
+            return missing
     found = list(parallel_checks.model_problems(section, architecture, family))
     found += role_problems(build.section(RolesSection), family, architecture)
     computed = algorithm(build.settings, build.registry)

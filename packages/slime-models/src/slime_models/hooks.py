@@ -62,8 +62,10 @@ def _is_on_cpu(build: BuildContext) -> bool:
 
 def _weight_problems(build: BuildContext) -> list[Problem]:
     folder = build.model_path
-    if not any(folder.glob("model*.safetensors")):
-        return []
+    from slime_models.hf.folder import has_weights  # imports torch
+
+    if not has_weights(folder) and not any(folder.glob("model*.safetensors")):
+        return []  # who needs them says so
     from slime_models.quantization.reading import open_weights
 
     try:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import pytest
 from slime_core.errors import DataError
-from slime_models.family.architecture import RopeScaling
+from slime_models.family.architecture import ConfigReader, RopeScaling
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.llama import LLAMA
@@ -342,3 +343,16 @@ def test_qwen2_has_experts_beside_a_shared_one_behind_a_gate() -> None:
     shapes = QWEN2_MOE.hf_shapes(some)
     assert shapes["model.layers.5.mlp.gate_proj.weight"] == (5632, 2048)
     assert "model.layers.5.mlp.gate.weight" not in shapes
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
+def test_a_number_is_finite(value):
+    with pytest.raises(DataError, match=r"rms_norm_eps: found .*; wanted a number above 0"):
+        ConfigReader({"rms_norm_eps": value}).number("rms_norm_eps")
+
+
+def test_a_model_of_a_billion_layers_is_refused_at_once():
+    with pytest.raises(
+        DataError, match="num_hidden_layers: found 1000000000; wanted a whole number of at most 10000"
+    ):
+        LLAMA.architecture(LLAMA_3_2_1B | {"num_hidden_layers": 10**9})

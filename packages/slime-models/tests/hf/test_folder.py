@@ -139,3 +139,17 @@ def test_folder_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
         (tmp_path / "out" / "file").write_text("theirs")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "file").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("file", [3, None, ["a"], "../../x.safetensors", "/x.safetensors"])
+def test_an_index_names_files_of_its_folder(sharded: Path, file: object) -> None:
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"layer.0": file}}))
+    with pytest.raises(CheckpointError, match=r"weight_map: layer.0: found .*; wanted the name of a file"):
+        HfCheckpoint(sharded)
+
+
+def test_a_config_that_is_cut_or_nested_deep_says_what_was_wanted(tmp_path: Path) -> None:
+    for text in ('{"model_type"', "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(DataError, match=r"cannot be read as JSON: .*; wanted a JSON object; fetch"):
+            read_config(tmp_path)

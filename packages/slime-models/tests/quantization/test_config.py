@@ -50,3 +50,16 @@ def test_what_is_not_supported_of_compressed_tensors_is_refused_by_its_field(cha
     said["config_groups"]["group_0"]["weights"] |= change
     with pytest.raises(DataError, match=f"config_groups.group_0.{named}"):
         read_quantization({FIELD: said})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        3, ["fp8"], {"quant_method": ["fp8"]}, {"quant_method": "fp8", "weight_block_size": 3},
+        {"quant_method": "fp8", "modules_to_not_convert": 3}, {"quant_method": "compressed-tensors", "config_groups": 3},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": [1]}},
+    ],
+)  # fmt: skip
+def test_what_is_no_description_of_a_quantisation_is_refused(said):
+    with pytest.raises(DataError, match=r"config.json: quantization_config.*: found .*; wanted"):
+        read_quantization({FIELD: said})

@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from slime_core.config.derive import is_local
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
@@ -42,7 +43,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
-    """Refuse a model whose weights the engine cannot generate with."""
+    """Refuse a model whose weights the engine cannot generate with, and a folder that has none."""
     if build.settings.rollout.rollout_engine not in ("torch", "slime-torch/torch"):
         return
     from slime_torch.factory import misfit  # imports torch
@@ -50,6 +51,10 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     if why := misfit(build):
         found = f"torch with {build.model_path}"
         yield Problem("rollout.rollout_engine", found, "an engine that runs the model", why)
+    if is_local(build.settings.run):
+        from slime_models.hf.folder import missing_weights  # imports torch
+
+        yield from missing_weights(build.model_path)
 
 
 @hookimpl

@@ -49,7 +49,7 @@ def check_build(build: BuildContext) -> list[Problem]:
     problems += _stop_ids(build)
     for answer in build.registry.hooks.slime_check_build(build=build):
         problems += answer
-    return problems
+    return list(dict.fromkeys(problems))  # engine and trainer may miss the same
 
 
 def context_limit(build: BuildContext) -> int | None:

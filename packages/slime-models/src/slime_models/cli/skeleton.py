@@ -85,7 +85,7 @@ def new_family(argv: list[str], registry: Registry) -> str:
     Raises:
         ConfigError: NAME is no model_type, is a family already, or transformers has no class for it; or the folder exists.
     """
-    parser = argparse.ArgumentParser(prog="slime models new", description=__doc__)
+    parser = argparse.ArgumentParser(prog="slime models new", description=__doc__, allow_abbrev=False)
     parser.add_argument("name", metavar="NAME", help="model_type in config.json, exactly")
     parser.add_argument("--layers", action="store_true", help="the family brings layers to the trainer")
     parser.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -245,6 +246,11 @@ class Architecture:
         return dataclasses.replace(self, holds_mtp=held)
 
 
+#: More layers, or experts of a layer, no model has: each is looked at by itself.
+MOST_PARTS = 10_000
+_LARGEST = 10**12
+
+
 class ConfigReader:
     """Reads fields of a config.json; its errors name the field, what was found and what was wanted.
 
@@ -269,13 +275,15 @@ class ConfigReader:
         """Return the field as it is, or None where it is missing or null."""
         return self._config.get(field)
 
-    def integer(self, field: str, default: int | None = None) -> int:
-        """Return a count of at least 1; `default` where the field is missing or null."""
+    def integer(self, field: str, default: int | None = None, *, most: int = _LARGEST) -> int:
+        """Return a count of at least 1 and at most `most`; `default` where the field is missing or null."""
         value = self._config.get(field)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.error(field, value, "a whole number of at least 1")
+        if value > most:
+            raise self.error(field, value, f"a whole number of at most {most}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
@@ -283,7 +291,11 @@ class ConfigReader:
         value = self._config.get(field)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 < value <= sys.float_info.max
+        ):
             raise self.error(field, value, "a number above 0")
         return float(value)
 

@@ -29,8 +29,11 @@ def read_json(path: Path, error_type: type[CheckpointError | DataError]) -> dict
         value = json.loads(read_text(path))
     except FileNotFoundError as error:
         raise error_type(f"{path}: missing; wanted a Hugging Face folder") from error
-    except (OSError, ValueError) as error:
-        raise error_type(f"{path}: cannot be read as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise error_type(
+            f"{path}: cannot be read as JSON: {why}; wanted a JSON object; fetch the folder again"
+        ) from error
     if not isinstance(value, dict):
         raise error_type(f"{path}: found a JSON {type(value).__name__}; wanted an object")
     return value

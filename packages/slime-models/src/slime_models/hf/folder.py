@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from slime_core.errors import CheckpointError
+from slime_core.errors import CheckpointError, Problem
+from slime_core.files.json_text import shown
 from torch import Tensor
 
 from slime_models.hf.config import read_config, read_json
@@ -29,6 +30,17 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msg
 def has_weights(folder: Path) -> bool:
     """Return whether a Hugging Face folder has weights."""
     return any((folder / name).is_file() for name in (_INDEX, _SINGLE))
+
+
+def missing_weights(folder: Path) -> Iterator[Problem]:
+    """Yield that a Hugging Face folder has no file of weights."""
+    if folder.is_dir() and not has_weights(folder) and not any(folder.glob("model*.safetensors")):
+        yield Problem(
+            "model.hf_checkpoint",
+            f"{folder}, which has no weights",
+            f"{_SINGLE}, or {_INDEX} and the files that it lists",
+            "fetch the folder again",
+        )
 
 
 class HfCheckpoint(Mapping[str, Tensor]):
@@ -85,6 +97,11 @@ class HfCheckpoint(Mapping[str, Tensor]):
             raise CheckpointError(
                 f"{path}: weight_map: found {type(weight_map).__name__}; wanted name -> file"
             )
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).is_absolute() or ".." in Path(file).parts:
+                raise CheckpointError(
+                    f"{path}: weight_map: {name[:100]}: found {shown(file)}; wanted the name of a file in the folder"
+                )
         for file in sorted(set(weight_map.values())):
             promised = {name for name, where in weight_map.items() if where == file}
             missing = sorted(promised.difference(self._open(file).keys()))
@@ -97,6 +114,8 @@ class HfCheckpoint(Mapping[str, Tensor]):
 
     def _open(self, file: str) -> Any:
         path = self.folder / file
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise CheckpointError(f"{path}: no file; wanted one of safetensors; fetch it again")
         try:
             self._handles[file] = handle = safe_open(path, framework="pt", device="cpu")
         except FileNotFoundError as error:

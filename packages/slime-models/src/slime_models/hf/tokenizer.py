@@ -121,5 +121,8 @@ def load_tokenizer(model_path: Path) -> HfTokenizer:
         inner = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # what is raised depends on the file, and on the library that reads it
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
+        raise DataError(
+            f"{folder}: transformers cannot read the tokenizer: {type(error).__name__}: {reason}; wanted one that it has written; copy "
+            "the tokenizer's files of the model that this one was made from"
+        ) from error
     return HfTokenizer(inner, str(folder))

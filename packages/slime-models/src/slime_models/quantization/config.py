@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime_core.errors import DataError
+from slime_core.files.json_text import shown
 
 from slime_models.quantization.scheme import Quantization
 
@@ -39,14 +40,24 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     said = config.get(FIELD)
     if not said:
         return None
+    if not isinstance(said, Mapping):
+        raise DataError(f"config.json: {FIELD}: found {said!r}; wanted a table")
     method = said.get("quant_method")
-    if method not in _READERS:
+    if not isinstance(method, str) or method not in _READERS:
         raise _error("quant_method", method, " or ".join(repr(name) for name in _READERS))
     reader, fields = _READERS[method]
     for field in sorted(said.keys() - fields - _SILENT):
         if said[field] not in (None, False, [], {}):
             raise _error(field, said[field], "nothing: it is not supported")
-    return reader(said)
+    try:
+        return reader(said)
+    except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        found = f"{shown(dict(said), 200)} ({error})"
+        raise DataError(
+            f"config.json: {FIELD}: found {found}; wanted what the method {method} has"
+        ) from error
 
 
 def _read_fp8(said: Mapping[str, Any]) -> Quantization:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.architecture import MOST_PARTS, Architecture, ConfigReader
 from slime_models.family.rules import Rule, Shard, dense_layers, fused_qkv, gated, rename, untied, vocab
 
 _MEGATRON = "decoder.layers.{layer}."
@@ -124,7 +124,7 @@ def dense_architecture(
     rope_theta, rope_scaling = read.rope(rope_types)
     found = Architecture(
         model_type=model_type,
-        num_layers=read.integer("num_hidden_layers"),
+        num_layers=read.integer("num_hidden_layers", most=MOST_PARTS),
         hidden_size=hidden_size,
         ffn_hidden_size=read.integer("intermediate_size"),
         num_attention_heads=heads,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.architecture import MOST_PARTS, Architecture, ConfigReader
 from slime_models.family.families.dense import (
     DOWN,
     GATE_UP,
@@ -85,7 +85,7 @@ def with_shared_experts(
     Raises:
         DataError: names the field that is wrong, or asks for what is not implemented.
     """
-    experts = read.integer("n_routed_experts", defaults["n_routed_experts"])
+    experts = read.integer("n_routed_experts", defaults["n_routed_experts"], most=MOST_PARTS)
     top_k = read.integer("num_experts_per_tok", defaults["num_experts_per_tok"])
     if top_k > experts:
         raise read.error("num_experts_per_tok", top_k, f"at most n_routed_experts, {experts}")

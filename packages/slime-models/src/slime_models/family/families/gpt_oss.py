@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.architecture import MOST_PARTS, Architecture, ConfigReader
 from slime_models.family.families.dense import QKV_BIAS, dense_architecture, dense_rules
 from slime_models.family.family import ModelFamily
 from slime_models.family.rules import RENAME, Rule, Shard, WeightLayout, moe_layers, rename
@@ -154,7 +154,10 @@ def read_architecture(config: Mapping[str, Any]) -> GptOssArchitecture:
     common = dense_architecture(
         plain, model_type="gpt_oss", head_dim=64, rope_types=("yarn",), qkv_bias=True, norm_epsilon=1e-5
     )
-    experts, top_k = read.integer("num_local_experts", 128), read.integer("num_experts_per_tok", 4)
+    experts, top_k = (
+        read.integer("num_local_experts", 128, most=MOST_PARTS),
+        read.integer("num_experts_per_tok", 4),
+    )
     if top_k > experts:
         raise read.error("num_experts_per_tok", top_k, f"at most num_local_experts, {experts}")
     common = dataclasses.replace(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.architecture import MOST_PARTS, Architecture, ConfigReader
 from slime_models.family.families.dense import dense_architecture, dense_rules
 from slime_models.family.family import ModelFamily
 from slime_models.family.rules import Shard, gated, moe_layers, rename
@@ -78,7 +78,10 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         qk_layernorm=True,
         partial_rotary_factor=0.5,
     )
-    experts, top_k = read.integer("num_local_experts", 256), read.integer("num_experts_per_tok", 8)
+    experts, top_k = (
+        read.integer("num_local_experts", 256, most=MOST_PARTS),
+        read.integer("num_experts_per_tok", 8),
+    )
     if not 1 < top_k <= experts:
         raise read.error(
             "num_experts_per_tok",

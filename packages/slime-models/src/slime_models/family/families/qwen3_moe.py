@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.architecture import MOST_PARTS, Architecture, ConfigReader
 from slime_models.family.families.dense import (
     DOWN,
     GATE_UP,
@@ -71,7 +71,7 @@ def with_experts[A: Architecture](dense: A, read: ConfigReader, *, top_k: int, w
     field = (
         "num_experts" if read.get("num_local_experts") is None else "num_local_experts"
     )  # transformers 5's
-    experts, top_k = read.integer(field), read.integer("num_experts_per_tok", top_k)
+    experts, top_k = read.integer(field, most=MOST_PARTS), read.integer("num_experts_per_tok", top_k)
     if top_k > experts:
         raise read.error("num_experts_per_tok", top_k, f"at most {field}, {experts}")
     return dataclasses.replace(
