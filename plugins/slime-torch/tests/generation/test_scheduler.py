@@ -124,3 +124,24 @@ def test_requests_that_are_cancelled_give_their_pages_back(model):
         tested.step()
     assert asked[1].tokens == kept.tokens
     assert cache.usage == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_said_with_the_version_of_the_weights(temperature):
+    family = FAMILIES["llama"]
+    architecture = family.architecture(CONFIGS["llama"]().to_dict() | {"model_type": family.model_type})
+    broken = Decoder(family, architecture, max_length=MAX_LEN, dtype=torch.float32, device=CPU)
+    broken.weights.load(
+        {name: torch.full(shape, torch.nan) for name, shape in broken.weights.shapes().items()}
+    )
+    tested = Scheduler(broken, broken.create_cache(2), max_running=2, max_prefill_tokens=1000)
+    tested.version = "7"
+    params = SamplingParams(max_new_tokens=3, temperature=temperature)
+    tested.submit(
+        Request([1, 2, 3], params, seed=i, stop=StopRule(params, ByteTokenizer())) for i in range(2)
+    )
+    wanted = (
+        "logits of 2 of 2 requests are not finite .the first is at token 3., with the weights of version 7"
+    )
+    with pytest.raises(ArithmeticError, match=wanted):
+        tested.step()

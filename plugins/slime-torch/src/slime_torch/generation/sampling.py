@@ -210,7 +210,8 @@ def _inverted(weights: Tensor, rest: Tensor) -> Tensor:
     cumulative = weights.double().cumsum(-1)
     # The sum that `rest` comes from was rounded to float32: stay below what the elements add up to.
     rest = torch.minimum(rest, cumulative[:, -1:] * (1 - 2.0**-52))
-    return torch.searchsorted(cumulative, rest, right=True).squeeze(1)
+    # Where weights are no numbers there is no such index: the log-prob tells, and here none may be read that is not there.
+    return torch.searchsorted(cumulative, rest, right=True).squeeze(1).clamp_max_(weights.shape[1] - 1)
 
 
 def _restricted(logits: Tensor, draws: Draws) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -304,5 +305,12 @@ class Scheduler:
         log_probs: Sequence[float],
         sampling_masks: Sequence[SamplingMask],
     ) -> None:
+        if not math.isfinite(sum(log_probs)):  # they are on the host, which need not wait for logits
+            wrong = [i for i, value in enumerate(log_probs) if not math.isfinite(value)]
+            first = requests[wrong[0]]
+            raise ArithmeticError(
+                f"the logits of {len(wrong)} of {len(requests)} requests are not finite (the first is at token {first.length}), with "
+                f"the weights of version {self.version}; look for NaN in the weights of the model, or of the last update"
+            )
         for request, token, log_prob, mask in zip(requests, tokens, log_probs, sampling_masks, strict=True):
             request.append(token, log_prob, mask, version=self.version)
