@@ -399,3 +399,37 @@ def test_a_folder_without_a_checkpoint_is_nothing_to_load(refuse, slime_here, le
         message = refuse(*map(str, words))
         assert f"checkpoint.load: found '{tmp_path}/model', which holds no checkpoint; wanted" in message
         assert slime_here("check", letters, *words).returncode == 2
+
+
+@pytest.mark.parametrize("flag", ["--freeze-params-name-list", "--only-train-params-name-list"])
+def test_patterns_of_parameters_are_regular_expressions(refuse, flag):
+    message = refuse("--train-backend", "megatron", flag, "[")
+    assert f"{flag}: found ['[']; wanted regular expressions ('[': unterminated character set" in message
+
+
+def test_a_program_of_agents_that_is_not_there(refuse, slime_here, letters):
+    words = ("--custom-generate-function-path", "agent", "--agents-program", "/nope/x")
+    assert "agents.program: found '/nope/x'; wanted a program that can be run" in refuse(*words)
+    python = slime_here("check", letters, *words[:-1], "{python}", "x.py", "--eval-interval", "none")
+    assert "agents.program" not in python.stderr
+
+
+def test_options_that_an_environment_does_not_take(refuse):
+    words = ("--custom-generate-function-path", "multi-turn", "--environment", "calculator")
+    message = refuse(*words, "--environment-args", '{"zzz": 1}')
+    assert "environment.environment_args: found {'zzz': 1}; wanted options of" in message
+    assert "found the key 'zzz'; Calculator takes opening, closing, template" in message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(sample):\n    yield 1.0\n", "async def f(sample):\n    yield 1.0\n",
+        "class f:\n    async def __call__(self, sample):\n        yield 1.0\n",
+    ],
+)  # fmt: skip
+def test_a_reward_that_yields(refuse, tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "yielding_reward.py").write_text(source)
+    message = refuse("--rm-type", "yielding_reward:f")
+    assert "found 'yielding_reward:f': a function that yields; wanted one that returns its result" in message

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from functools import partial
 
+from slime_core.config.derive import is_local
 from slime_core.config.functions import resolve_function
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, PluginError, Problem, SlimeError
+from slime_core.files.json_text import shown
 from slime_core.plugins.hooks import Section, hookimpl
 from slime_core.plugins.registry import Registry
 
@@ -57,6 +60,7 @@ def _wrong_tools(section: AgentsSection, settings: Settings, registry: Registry)
 
 def _wrong_agent(section: AgentsSection, settings: Settings, registry: Registry) -> list[Problem]:
     from slime_agents.endpoints.agent import Agent
+    from slime_agents.endpoints.program import PYTHON
 
     Agent(settings=section, resolve=partial(resolve_function, settings, registry))
     chosen = _chosen_reward(settings)
@@ -66,6 +70,10 @@ def _wrong_agent(section: AgentsSection, settings: Settings, registry: Registry)
     if section.reward == "plugin" and not chosen:
         todo = "choose one by --rm-type, or set agents.reward to program or http"
         return [Problem("agents.reward", "'plugin', and no reward", "a reward of the run", todo)]
+    program = section.program[0] if section.program and is_local(settings.run) else PYTHON
+    if program != PYTHON and shutil.which(program) is None:
+        told = "give its path, or set PATH; {python} is the Python that runs slime"
+        return [Problem("agents.program", shown(program, 300), "a program that can be run", told)]
     return []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from slime_core.config.base import Unset
 from slime_core.config.derive import reward_group, trackers
@@ -13,6 +14,7 @@ from slime_core.config.sections import CORE_SECTIONS
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
+from slime_core.plugins.bind import choose_options
 from slime_core.plugins.contract import breach
 from slime_core.plugins.registry import Plugin, Registry
 from slime_core.rollout.user_hooks import GROUP
@@ -189,6 +191,20 @@ def _misfit(settings: Settings, choice: Choice, plugin: Plugin, registry: Regist
         return
     if why := breach(registry.groups[choice.group], value, flag=choice.flag):
         yield Problem(_where(settings, choice), f"{shown(choice.reference)}: {why.found}", why.wanted)
+    elif choice.group == "slime.environments" and registry.adapter(plugin, flag=choice.flag) is None:
+        yield from _wrong_options(settings, plugin, value)
+
+
+def _wrong_options(settings: Settings, plugin: Plugin, environment: Any) -> Iterator[Problem]:
+    """Yield what an environment does not take of its options: it is built for each sample, when the run is under way."""
+    where, explicit = "environment.environment_args", settings.environment.environment_args
+    section = {"resolve": None} | settings.section_of(plugin.distribution)
+    try:
+        choose_options(environment, where=where, explicit=explicit, section=section)
+    except ConfigError as error:
+        yield from error.problems
+    except PluginError as error:
+        yield Problem(where, shown(explicit), f"options of {plugin.qualified}", str(error))
 
 
 def _where(settings: Settings, choice: Choice) -> str:

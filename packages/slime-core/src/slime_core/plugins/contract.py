@@ -40,7 +40,8 @@ def breach(about: Group, value: Any, *, flag: str | None = None) -> Breach | Non
         method = next((vars(base)["__call__"] for base in value.__mro__ if "__call__" in vars(base)), None)
         if method is None:
             return Breach("a class whose objects cannot be called", f"a method __call__, called as {call}")
-        return _misfit(method, Call(("self", *call.by_position), call.by_name), shown=call)
+        of_method = Call(("self", *call.by_position), call.by_name, is_async=None)
+        return _misfit(method, of_method, shown=call) or _of_other_kind(method, of_method)
     return _misfit(value, call, shown=call) or _of_other_kind(value, call)
 
 
@@ -63,14 +64,14 @@ def _misfit(value: Callable[..., Any], call: Call, *, shown: Call) -> Breach | N
 
 
 def _of_other_kind(value: Callable[..., Any], call: Call) -> Breach | None:
-    """Return that a function is async and should not be, or the reverse."""
-    if call.is_async is None:
-        return None
+    """Return that a function yields, or is async and should not be, or the reverse."""
     inner = inspect.unwrap(value)
     called = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     if inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
         wanted = "one that returns its result" if not call.is_async else "an async function that returns it"
         return Breach("a function that yields", f"{wanted}: {call}")
+    if call.is_async is None:
+        return None
     is_async = any(map(inspect.iscoroutinefunction, (value, inner, called)))
     if call.is_async and not is_async and not _says_awaitable(called):
         return Breach("a function that is not async", f"`async def`, called as {call}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
+from pydantic import field_validator
 from slime_core.config.base import Amount, Bytes, Count, Decay, SectionModel
 from slime_core.protocols import TrainerCapabilities
 from slime_models.groups import OWN_TRANSPORTS
@@ -88,3 +90,13 @@ class MegatronSection(SectionModel):
     """Function that gets the folder of each weight update that goes by the disk, before the engine reads it."""
     custom_megatron_before_train_step_hook_path: str | None = None
     """Function that is called before each optimizer step."""
+
+    @field_validator("only_train_params_name_list", "freeze_params_name_list")
+    @classmethod
+    def _are_patterns(cls, value: list[str]) -> list[str]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ValueError(f"regular expressions ({pattern[:60]!r}: {error})") from error
+        return value
