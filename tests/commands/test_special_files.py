@@ -173,3 +173,18 @@ def test_a_name_of_thousands_of_letters_is_no_run(refused, command):
 
 def test_names_of_thousands_of_letters_are_not_compared(refused):
     assert "does not exist; wanted the folder of a run" in refused("diff", "x" * 5000, "y" * 5000)
+
+
+def test_what_is_compared_says_what_was_wanted(folder, refused):
+    (folder / "rollouts/step_000001.jsonl").write_text("3\n")
+    told = refused("diff", folder, folder)
+    assert "line 1: no sample in JSON; wanted the samples of a step as a run writes them" in told
+
+
+def test_a_group_and_a_plugin_that_are_not_there(refused):
+    assert "no such group: 'slime.rewardz'; did you mean 'slime.rewards'? wanted one of" in refused(
+        "plugins", "list", "rewardz"
+    )
+    told = refused("plugins", "show", "rewards", "mathh")
+    assert "found 'mathh'; wanted the name of a plugin" in told
+    assert "did you mean 'math'?" in told

@@ -13,7 +13,7 @@ from slime_core.cli.arguments import wants_help, wide_console
 from slime_core.errors import ContractError, PluginError
 from slime_core.plugins.registry import HOOK_GROUP, Registry
 
-HELP = """usage: slime plugins [list [GROUP] [--json] | show GROUP NAME | check]
+HELP = """usage: slime plugins [list [GROUP ...] [--json] | show GROUP NAME | check]
 
   list    every plugin by group; imports hook modules only, and shows those that are left out in red
   show    what one plugin is, how it is called, and its options
@@ -63,7 +63,11 @@ def _list(registry: Registry, rest: list[str]) -> int:
 
 
 def _show(registry: Registry, group: str, name: str) -> int:
-    plugin = registry.find(_group(registry, group), name)
+    group = _group(registry, group)
+    try:
+        plugin = registry.find(group, name)
+    except PluginError as error:
+        raise PluginError(f"found {name!r}; wanted the name of a plugin: {error}") from error
     value = registry.load(plugin)
     about = registry.groups[plugin.group]
     origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "an import reference"

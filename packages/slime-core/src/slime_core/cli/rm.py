@@ -127,7 +127,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     commands.add_parser(
         "list", help="list the installed rewards", description="Print every reward and what it gives."
     )
-    trial = commands.add_parser("try", help="score one response", description=DESCRIPTION)
+    trial = commands.add_parser("try", help="score one response", description=DESCRIPTION, allow_abbrev=False)
     trial.add_argument("type", metavar="TYPE", help="reward: a name, or module:function")
     trial.add_argument(
         "--response",

@@ -218,9 +218,11 @@ class Registry:
         if name in self.groups:
             return
         home = index.home_of_group(name)
-        todo = (
-            f"install {home}, which brings it" if home is not None else f"groups are {', '.join(self.groups)}"
-        )
+        near = difflib.get_close_matches(name, self.groups, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        todo = f"{hint}wanted one of {', '.join(self.groups)}"
+        if home is not None:
+            todo = f"install {home}, which brings it"
         raise PluginError(f"no such group: {name!r}; {todo}")
 
     def _add_group(self, point: importlib_metadata.EntryPoint) -> None:

@@ -164,3 +164,25 @@ def test_a_sample_of_odd_values_is_shown(run, capsys, fields):
 def test_a_file_is_no_run(run):
     with pytest.raises(ConfigError, match="which has no rollouts"):
         main([str(run / "rollouts/step_000001.jsonl")])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--reward-below", "nan"], "argument --reward-below: found 'nan'; wanted a number"),
+        (["--group", "-5"], "argument --group: found '-5'; wanted a whole number, 0 or more"),
+        (["--limit", "x"], "argument --limit: found 'x'; wanted a whole number, 0 or more"),
+        (["--step", "\u00b2"], "argument --step: found '\u00b2'; wanted a number, or last"),
+        (["--lim", "3"], "unrecognized arguments: --lim 3"),
+    ],
+)
+def test_flags_are_written_out_and_numbers_are_numbers(run, capsys, words, message):
+    with pytest.raises(SystemExit) as end:
+        main([str(run), *words])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_of_another_name_is_no_step(run, shown):
+    (run / "rollouts/step_\u00b2.jsonl").touch()
+    assert shown("--step", "1") == [(1, 0), (1, 1)]

@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     """Run the subcommand: exit status 1 if the runs differ."""
     parser = argparse.ArgumentParser(
         prog="slime diff",
+        allow_abbrev=False,
         description="Compare two runs step by step: their samples, token by token, then the trainer's metrics. Says where they first "
         "differ. Exit status 1 if they do.",
     )
@@ -117,4 +118,7 @@ def _of_metrics(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 
 
 def _refuse(text: str) -> None:
-    raise DataError(text)
+    found, _, _ = text.rpartition("; ")
+    raise DataError(
+        f"{found}; wanted the samples of a step as a run writes them; bring the file back from a copy"
+    )

@@ -149,6 +149,7 @@ def _train(settings: Settings, registry: Registry) -> dict[int, dict[str, Any]]:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="slime replay",
+        allow_abbrev=False,
         description="Train a recorded step again on its samples, from the newest checkpoint before it or else from the start, and "
         "compare the trainer's metrics with the recorded ones, bit for bit. Nothing is generated. Exit status 1 if one differs.",
     )

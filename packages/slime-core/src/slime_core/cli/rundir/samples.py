@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def _files(arguments: argparse.Namespace) -> list[tuple[int, Path]]:
     found = {
         int(number): path
         for path in (folder / "rollouts").glob(f"{prefix}*.jsonl")
-        if (number := path.stem.removeprefix(prefix)).isdigit()
+        if (number := path.stem.removeprefix(prefix)).isdecimal()
     }
     kind = "evaluations after steps" if arguments.eval else "steps"
     kind += " that dropped groups" if arguments.dropped else ""
@@ -223,22 +224,31 @@ def _console() -> Console:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"found {text}; wanted 0 or more")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"found {text[:60]!r}; wanted a whole number, 0 or more")
+    return int(text)
+
+
+def _bound(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"found {text[:60]!r}; wanted a number")
     return value
 
 
 def _step(text: str) -> int | str:
     if text == "last":
         return text
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a number, or last")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"found {text[:60]!r}; wanted a number, or last")
     return int(text)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="slime samples", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="slime samples", description=DESCRIPTION, allow_abbrev=False)
     add = parser.add_argument
     add("run", metavar="RUN_FOLDER", type=Path, help="folder of a run, or of an evaluation")
     add("--step", nargs="+", type=_step, metavar="N", help="of these steps alone: numbers, or last")
@@ -253,9 +263,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="of groups that a filter dropped, with the reason; they were not trained on",
     )
     add("--failed", action="store_true", help="that could not be generated or scored")
-    add("--reward-below", type=float, metavar="X", help="with a reward of less than X")
-    add("--reward-above", type=float, metavar="X", help="with a reward of more than X")
-    add("--group", type=int, metavar="N", help="of one prompt: the group's number")
+    add("--reward-below", type=_bound, metavar="X", help="with a reward of less than X")
+    add("--reward-above", type=_bound, metavar="X", help="with a reward of more than X")
+    add("--group", type=_count, metavar="N", help="of one prompt: the group's number")
     add("--sort", choices=("reward", "length", "step"), help="smallest first")
     add("--descending", action="store_true", help="largest first")
     add("--limit", type=_count, default=10, metavar="N", help="print at most N samples (10); 0 for all")

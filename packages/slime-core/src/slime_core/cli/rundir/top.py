@@ -263,7 +263,10 @@ def _printable(text: str) -> str:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="slime top", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="slime top",
+        description=DESCRIPTION,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER", help="the folder of a run")
     parser.add_argument("--once", action="store_true", help="print once, and leave")

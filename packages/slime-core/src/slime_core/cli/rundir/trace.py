@@ -57,7 +57,10 @@ def write_trace(events: Path, out: Path) -> int:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="slime trace", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="slime trace",
+        description=DESCRIPTION,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN_FOLDER", type=Path, help="folder of a run, or of an evaluation")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (RUN_FOLDER/trace.json)")

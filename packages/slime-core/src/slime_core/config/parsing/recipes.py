@@ -56,7 +56,7 @@ def _text(recipe: str) -> str:
     """Return the text of a recipe, and no more of it than shows that it is too long."""
     path = Path(recipe)
     with (
-        path.open("rb") if _PIPES.fullmatch(recipe) else open_regular(path) as file,
+        path.open("rb") if _PIPES.fullmatch(str(path)) else open_regular(path) as file,
         io.TextIOWrapper(file, encoding="utf-8") as text,
     ):
         return text.read(_MOST + 1)
