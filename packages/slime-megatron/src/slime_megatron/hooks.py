@@ -13,6 +13,7 @@ from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.protocols import TOP_P_TOKENS
 from slime_core.weights.sync import transport_problems
+from slime_models.hf.config import missing_weights
 
 from slime_megatron.checkpoint.role_checks import role_problems
 from slime_megatron.settings import checks, megatron_flags, parallel_checks
@@ -95,11 +96,9 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
 
     family, config = family_of(build)
     section, architecture = build.section(MegatronSection), family.architecture(config)
-    if is_local(build.settings.run) and build.section(RolesSection).actor_load is None:
-        from slime_models.hf.folder import missing_weights  # imports torch
-
-        if missing := list(missing_weights(build.model_path)):
-            return missing
+    reads_folder = is_local(build.settings.run) and build.section(RolesSection).actor_load is None
+    if reads_folder and (missing := list(missing_weights(build.model_path))):
+        return missing
     found = list(parallel_checks.model_problems(section, architecture, family))
     found += role_problems(build.section(RolesSection), family, architecture)
     computed = algorithm(build.settings, build.registry)

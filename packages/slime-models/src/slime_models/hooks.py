@@ -11,7 +11,7 @@ from slime_core.config.derive import is_local
 from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
 
-from slime_models.hf.config import read_config
+from slime_models.hf.config import has_weights, read_config
 
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
@@ -62,8 +62,6 @@ def _is_on_cpu(build: BuildContext) -> bool:
 
 def _weight_problems(build: BuildContext) -> list[Problem]:
     folder = build.model_path
-    from slime_models.hf.folder import has_weights  # imports torch
-
     if not has_weights(folder) and not any(folder.glob("model*.safetensors")):
         return []  # who needs them says so
     from slime_models.quantization.reading import open_weights

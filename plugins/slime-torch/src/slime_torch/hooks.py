@@ -13,6 +13,7 @@ from slime_core.plugins.hooks import Section, hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.weights.sync import transport_problems, wanted_transport
 from slime_models.groups import is_by_ranks
+from slime_models.hf.config import missing_weights
 
 from slime_torch.section import CAPABILITIES, TorchSection
 
@@ -52,8 +53,6 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
         found = f"torch with {build.model_path}"
         yield Problem("rollout.rollout_engine", found, "an engine that runs the model", why)
     if is_local(build.settings.run):
-        from slime_models.hf.folder import missing_weights  # imports torch
-
         yield from missing_weights(build.model_path)
 
 

@@ -190,7 +190,8 @@ def to_hf(
     Raises:
         CheckpointError: the weights do not fit config.json, which names the field or tensor; or `target` exists.
     """
-    from slime_models.hf.folder import has_weights, save_hf
+    from slime_models.hf.config import has_weights
+    from slime_models.hf.folder import save_hf
     from slime_models.quantization.reading import open_weights
 
     from slime_megatron.checkpoint.torch_dist import StoredWeights

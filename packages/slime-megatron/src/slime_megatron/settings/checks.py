@@ -139,8 +139,8 @@ def logits_problems(section: MegatronSection, needs: Collection[str]) -> Iterato
 
 def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -> Iterator[Problem]:
     """Yield that a folder lacks the weights of MTP layers that its config.json tells of."""
-    from slime_models.hf.folder import has_weights  # imports torch
-    from slime_models.quantization.reading import open_weights
+    from slime_models.hf.config import has_weights
+    from slime_models.quantization.reading import open_weights  # imports torch
 
     if has_weights(folder) and not family.has_mtp(open_weights(folder), architecture):
         yield Problem(

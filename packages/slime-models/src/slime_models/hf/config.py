@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import CheckpointError, DataError
+from slime_core.errors import CheckpointError, DataError, Problem
 from slime_core.files.strict_read import read_text
+
+#: A folder's file of weights, or the list of its several.
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -37,3 +41,19 @@ def read_json(path: Path, error_type: type[CheckpointError | DataError]) -> dict
     if not isinstance(value, dict):
         raise error_type(f"{path}: found a JSON {type(value).__name__}; wanted an object")
     return value
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a Hugging Face folder has weights."""
+    return any((folder / name).is_file() for name in (INDEX, SINGLE))
+
+
+def missing_weights(folder: Path) -> Iterator[Problem]:
+    """Yield that a Hugging Face folder has no file of weights."""
+    if folder.is_dir() and not has_weights(folder) and not any(folder.glob("model*.safetensors")):
+        yield Problem(
+            "model.hf_checkpoint",
+            f"{folder}, which has no weights",
+            f"{SINGLE}, or {INDEX} and the files that it lists",
+            "fetch the folder again",
+        )

@@ -14,33 +14,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from slime_core.errors import CheckpointError, Problem
+from slime_core.errors import CheckpointError
 from slime_core.files.json_text import shown
 from torch import Tensor
 
-from slime_models.hf.config import read_config, read_json
+from slime_models.hf.config import INDEX, SINGLE, read_config, read_json
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _GB = 10**9
 #: Files of a folder that are not copied to one that gets weights of its own.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-
-
-def has_weights(folder: Path) -> bool:
-    """Return whether a Hugging Face folder has weights."""
-    return any((folder / name).is_file() for name in (_INDEX, _SINGLE))
-
-
-def missing_weights(folder: Path) -> Iterator[Problem]:
-    """Yield that a Hugging Face folder has no file of weights."""
-    if folder.is_dir() and not has_weights(folder) and not any(folder.glob("model*.safetensors")):
-        yield Problem(
-            "model.hf_checkpoint",
-            f"{folder}, which has no weights",
-            f"{_SINGLE}, or {_INDEX} and the files that it lists",
-            "fetch the folder again",
-        )
 
 
 class HfCheckpoint(Mapping[str, Tensor]):
@@ -59,14 +41,14 @@ class HfCheckpoint(Mapping[str, Tensor]):
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self._handles: dict[str, Any] = {}
-        index = self.folder / _INDEX
+        index = self.folder / INDEX
         if index.is_file():
             self._file_of = self._read_index(index)
-        elif (self.folder / _SINGLE).is_file():
-            self._file_of = dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
+        elif (self.folder / SINGLE).is_file():
+            self._file_of = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
         else:
             raise CheckpointError(
-                f"{self.folder}: found neither {_SINGLE} nor {_INDEX}; wanted a Hugging Face folder"
+                f"{self.folder}: found neither {SINGLE} nor {INDEX}; wanted a Hugging Face folder"
             )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -108,7 +90,7 @@ class HfCheckpoint(Mapping[str, Tensor]):
             if missing:
                 raise CheckpointError(
                     f"{self.folder / file}: lacks {missing[0]} (and {len(missing) - 1} more) of what "
-                    f"{_INDEX} says it holds; fetch it again"
+                    f"{INDEX} says it holds; fetch it again"
                 )
         return weight_map
 
@@ -119,7 +101,7 @@ class HfCheckpoint(Mapping[str, Tensor]):
         try:
             self._handles[file] = handle = safe_open(path, framework="pt", device="cpu")
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: missing, and {_INDEX} lists it; fetch it again") from error
+            raise CheckpointError(f"{path}: missing, and {INDEX} lists it; fetch it again") from error
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{path}: not a whole safetensors file ({error}); fetch it again"
@@ -154,7 +136,7 @@ class WeightFiles:
     def finish(self) -> None:
         """Give the files their names, and write the index where there are several."""
         if len(self._files) == 1:
-            self._files[0][0].rename(self._folder / _SINGLE)
+            self._files[0][0].rename(self._folder / SINGLE)
             return
         weight_map: dict[str, str] = {}
         for number, (path, names) in enumerate(self._files, start=1):
@@ -162,7 +144,7 @@ class WeightFiles:
             path.rename(self._folder / file)
             weight_map |= dict.fromkeys(names, file)
         index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
-        (self._folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (self._folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def write_weights(
