@@ -31,7 +31,7 @@ def read_recipe(recipe: str, problems: list[Problem]) -> dict[str, Any]:
     """Return the tables of a recipe; none, and a problem, where it cannot be read."""
     why, wanted = "", "a TOML file"
     try:
-        text = _text(recipe).removeprefix("\ufeff")
+        text = _text(recipe)
         tables = tomllib.loads(text) if len(text) <= _MOST else None
         if tables is not None and not is_deep(tables):
             return tables
@@ -57,7 +57,7 @@ def _text(recipe: str) -> str:
     path = Path(recipe)
     with (
         path.open("rb") if _PIPES.fullmatch(str(path)) else open_regular(path) as file,
-        io.TextIOWrapper(file, encoding="utf-8") as text,
+        io.TextIOWrapper(file, encoding="utf-8-sig") as text,
     ):
         return text.read(_MOST + 1)
 
