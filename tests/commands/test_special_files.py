@@ -89,7 +89,11 @@ def test_a_pipe_is_no_configuration_of_verl(refused, pipe):
 
 
 def test_a_pipe_is_no_evaluation_file(refused, letters, pipe):
-    assert PIPE in refused("check", letters, "--eval-config", pipe)
+    told = refused("check", letters, "--eval-config", pipe)
+    assert (
+        told
+        == f"slime check: ConfigError\n  eval.eval_config ({pipe}): found no file; wanted a table of evaluation sets\n"
+    )
 
 
 def test_a_pipe_is_no_configuration_of_a_launch_script(refused, tmp_path, pipe):

@@ -77,7 +77,7 @@ def check_stages(
         problems = check_settings(stage.beforehand, registry)
         if to_train:
             problems += _told(partial(_trainer, stage.beforehand, registry))
-        for problem in problems:
+        for problem in dict.fromkeys(problems):
             owners.setdefault(problem, []).append(stage.name)
     problems = [
         problem if len(names) == len(stages) else _of_stage(", ".join(names), problem)
