@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from slime_core.checks.settings import check_settings
@@ -13,32 +12,7 @@ from slime_core.config.load import load_settings
 from slime_core.config.sections import RewardSection, TrainSection
 from slime_core.errors import ConfigError
 
-RECIPE = """
-[model]
-hf_checkpoint = "m"
-[rollout]
-rollout_batch_size = 4
-n_samples_per_prompt = 2
-rollout_max_response_len = 8
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> str:
-    path = tmp_path / "r.toml"
-    path.write_text(RECIPE)
-    return str(path)
-
-
-@pytest.fixture
-def load(registry_of, recipe):
-    return lambda *flags: load_settings([recipe], flags, registry=registry_of())
-
-
-def problems(function, *args) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        function(*args)
-    return [str(problem) for problem in caught.value.problems]
+from .recipes import RECIPE, problems
 
 
 def test_flags_override_recipes_override_defaults(load, recipe, tmp_path, registry_of):

@@ -8,34 +8,8 @@ import pytest
 from slime_core.cli.arguments import split
 from slime_core.config.load import load_settings, read_runs
 from slime_core.config.parsing.words import value_of
-from slime_core.errors import ConfigError
 
-RECIPE = """
-[model]
-hf_checkpoint = "m"
-[rollout]
-rollout_batch_size = 4
-n_samples_per_prompt = 2
-rollout_max_response_len = 8
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> str:
-    path = tmp_path / "r.toml"
-    path.write_text(RECIPE)
-    return str(path)
-
-
-@pytest.fixture
-def load(registry_of, recipe):
-    return lambda *flags: load_settings([recipe], flags, registry=registry_of())
-
-
-def problems(function, *args) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        function(*args)
-    return [str(problem) for problem in caught.value.problems]
+from .recipes import RECIPE, problems
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def _misfit(settings: Settings, choice: Choice, plugin: Plugin, registry: Regist
 
 
 def _wrong_options(settings: Settings, plugin: Plugin, environment: Any) -> Iterator[Problem]:
-    """Yield what an environment does not take of its options: it is built for each sample, when the run is under way."""
+    """Yield options that an environment does not accept; one is made for each sample, and would fail in the first step."""
     where, explicit = "environment.environment_args", settings.environment.environment_args
     section = {"resolve": None} | settings.section_of(plugin.distribution)
     try:
