@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from slime_rm.choice.option_words import CUE_CHARACTERS, FILL, NOUN, VERB
+from slime_rm.text.last_match import last_match
 
 _VERB = re.compile(rf"\b(?:(?P<noun>(?:final )?answer)|(?P<verb>{VERB}))\s*{FILL}$", re.IGNORECASE)
 _CLAUSE_END = re.compile(
@@ -234,9 +235,7 @@ def is_of_others(before: str, after: str) -> bool:
     if (clauses and _TITLE.search(before, 0, clauses[-1].end())) or _CONSIDERED.search(lead):
         return True
     called = _GIVES.match(before, found.end(found.lastgroup or 0)) is not None
-    who = None
-    for who in _WHO.finditer(lead):  # noqa: B007  # the last one is wanted
-        pass
+    who = last_match(_WHO, lead)
     if who is not None and called and who[0].lower() == "one":
         who = None
     if found["noun"] and (who is None or called or _NOUN_FOLLOWS.search(lead)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from slime_rm.text.last_match import last_match
+
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BARE = re.compile(r"[^\s$]+")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -15,9 +17,7 @@ def last_boxed(text: str) -> str | None:
     Braces nest, and `\{` and `\}` are no braces. A box without braces holds what follows up to a blank or `$`.
     A last box that never closes, as in a truncated response, is no answer, whatever came before it.
     """
-    start = None
-    for start in _BOX.finditer(text):  # noqa: B007  # the last one is wanted
-        pass
+    start = last_match(_BOX, text)
     return None if start is None else _content(text, start.end())
 
 

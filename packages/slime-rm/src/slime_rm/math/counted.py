@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slime_rm.math.answer.units import named, read_unit
+from slime_rm.math.answer.units import ADJECTIVES, named, read_unit
 
 MAX_CHARACTERS = 80
 """Longest text that is read."""
@@ -23,10 +23,9 @@ eaten bought needed used picked baked collected planted daily weekly monthly yea
 _IN_ALL = (["in", "total"], ["in", "all"], ["of", "age"], ["in", "length"], ["on", "average"])
 _PREPOSITIONS = frozenset(["of", "in", "on", "for", "from", "per", "every", "each", "a", "an"])
 _DETERMINERS = frozenset(["the", "a", "an", "each", "every", "his", "her", "their", "its", "my", "our"])
-#: Adjectives, and verbs used as such, that leave a number what it is.
-_ADJECTIVES = """
-more additional extra remaining total different distinct unique possible whole equal new old large small big little red
-blue green white black yellow brown pink purple orange gray grey gold golden silver long short tall fresh used baked fried
+#: Adjectives, beside those of `answer.units`, and verbs and nouns used as such, that leave a number what it is.
+_MORE_ADJECTIVES = """
+more little orange gold golden silver long short tall fresh used baked fried
 frozen canned stuffed colored coloured broken empty full square cubic swimming building coloring trading parking
 wedding sewing running washing working winning matching living dining reading writing coin baseball basketball
 football soccer tennis video phone paper ice hot apple oil school college high math science
@@ -144,7 +143,7 @@ def _is_plural(word: str) -> bool:
 
 
 def _is_adjective(word: str) -> bool:
-    return word.lower() in _ADJECTIVES.split()
+    return word.lower() in ADJECTIVES or word.lower() in _MORE_ADJECTIVES.split()
 
 
 def _may_modify(word: str) -> bool:

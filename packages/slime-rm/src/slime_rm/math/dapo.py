@@ -14,6 +14,7 @@ from slime_rm.math.number_text import NUMBER, leaves_number
 from slime_rm.math.same_answer import PRELOAD, SAME, Comparison, compare
 from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
+from slime_rm.text.last_match import last_match
 from slime_rm.text.thought import CUT_OFF, after_thought
 
 _ANSWER_LINE = re.compile(r"(?<![^\W_])answer[*_` \t]*[:：][ \t]*([^\n]*)", re.IGNORECASE)
@@ -77,9 +78,7 @@ def _compared(label: str, pred: str, given: str) -> Grade:
 
 def _answer(text: str) -> str | None:
     """Return what the last `Answer:` of `text` is followed by on its line, or on the next when that is empty."""
-    found = None
-    for found in _ANSWER_LINE.finditer(text):  # noqa: B007  # the last one is wanted
-        pass
+    found = last_match(_ANSWER_LINE, text)
     if found is None:
         return None
     rest = text[found.start(1) :].lstrip(_MARKUP + "\n")

@@ -15,6 +15,7 @@ from slime_rm.math.hedges import taken_back
 from slime_rm.math.number_text import MARKUP, NUMBER, changes_number, leaves_number
 from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
+from slime_rm.text.last_match import last_match
 from slime_rm.text.thought import CUT_OFF, after_thought
 
 _WHOLE = re.compile(NUMBER)
@@ -93,9 +94,7 @@ def _strict(text: str) -> tuple[str | None, str]:
 
 def _flexible(text: str) -> tuple[str | None, str]:
     """Return the last number of a text, or why it is none."""
-    run = None
-    for run in _RUN.finditer(text):  # noqa: B007  # the last one is wanted
-        pass
+    run = last_match(_RUN, text)
     if run is None:
         return None, "no final number"
     final = _FINAL.fullmatch(run[0].rstrip(".,:!-"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from slime_rm.math.number_text import changes_number, leaves_number
+from slime_rm.text.last_match import last_match
 
 _BEFORE_CHARACTERS = 80
 _BEFORE = re.compile(
@@ -39,7 +40,7 @@ _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mbox|quad|,|;|\)|\]|\s)|[\s*`${}(
 def hedge(text: str, answer: str) -> str | None:
     """Return what words around the last mention of `answer` in `text` do to it; None where they leave it as it is."""
     written = re.compile(rf"(?<![\w.])(?<!\d,){re.escape(answer)}(?!\d|[.,]\d)")
-    mention = _last(written, text) or _last(_FORMULA, text)
+    mention = last_match(written, text) or last_match(_FORMULA, text)
     if mention is None:
         return None
     before = _BEFORE.search(text[max(0, mention.start() - _BEFORE_CHARACTERS) : mention.start()])
@@ -59,13 +60,6 @@ def taken_back(later: str) -> str | None:
     """Return what words of a text behind an answer take it back; None where none do."""
     found = _TAKEN_BACK.search(later)
     return None if found is None else f"the answer is taken back (`{found[0]}`)"
-
-
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = None
-    for found in pattern.finditer(text):  # noqa: B007  # the last one is wanted
-        pass
-    return found
 
 
 def _first_words(text: str) -> str:

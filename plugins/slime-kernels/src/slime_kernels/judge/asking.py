@@ -50,11 +50,10 @@ class Asking:
             answer = self._server.call(kind_of(gpu), job, header, buffers, limits=limits, gpu=gpu)
             if answer.header is not None and "error" not in answer.header:
                 return answer
-        else:
-            why = f"ended by {answer.ending} {answer.log[-300:]}"
-            if answer.header is not None:
-                why = "{kind}: {text}".format(**answer.header["error"])
-            raise Ended(EvalStatus.SERVER_ERROR, "problem", f"the problem's own module fails in {job}: {why}")
+        why = f"ended by {answer.ending} {answer.log[-300:]}"
+        if answer.header is not None:
+            why = "{kind}: {text}".format(**answer.header["error"])
+        raise Ended(EvalStatus.SERVER_ERROR, "problem", f"the problem's own module fails in {job}: {why}")
 
     def untrusted(
         self,

@@ -174,11 +174,40 @@ ladder shelf shelves drawer cabinet cage nest hive web trail stop station platfo
 market factory factories warehouse hotel library libraries museum park church hospital
 """
 #: Stands before or behind what is counted or measured: "3 red balls", "5 years old".
-_ADJECTIVES = """
-different distinct unique possible total whole equal ordered unordered consecutive real positive negative nonzero odd even
-red blue green white black yellow brown pink purple gray grey new old large small big
-remaining additional extra
-"""
+ADJECTIVES = frozenset(
+    [
+        "different",
+        "distinct",
+        "unique",
+        "possible",
+        "total",
+        "whole",
+        "equal",
+        "additional",
+        "extra",
+        "remaining",
+        "new",
+        "old",
+        "large",
+        "small",
+        "big",
+        "red",
+        "blue",
+        "green",
+        "white",
+        "black",
+        "yellow",
+        "brown",
+        "pink",
+        "purple",
+        "gray",
+        "grey",
+    ]
+)
+#: The same for numbers that are counted.
+_OF_NUMBERS = frozenset(
+    ["ordered", "unordered", "consecutive", "real", "positive", "negative", "nonzero", "odd", "even"]
+)
 #: What is not counted, but measured: it may stand after "of".
 _SUBSTANCES = """
 water milk juice flour sugar salt rice sand gold silver paint soda coffee tea lemonade gum candy chocolate corn wheat
@@ -330,7 +359,7 @@ def read_unit(words: Sequence[str], *, trusted: bool) -> Unit | None:
                 return None
             unit = unit.times(last, sign * (_SUFFIXES[lower] - 1))
             last = None
-        elif lower in _ADJECTIVES.split():
+        elif lower in ADJECTIVES or lower in _OF_NUMBERS:
             continue
         else:
             # `meters east` is no unit of metres: an unknown word does not follow a known one.
