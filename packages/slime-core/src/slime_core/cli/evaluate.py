@@ -10,8 +10,8 @@ from pathlib import Path
 
 from slime_core.cli.arguments import read_checked, wants_help
 from slime_core.config.derive import run_folder, with_trackers
-from slime_core.config.functions import naming
 from slime_core.config.settings import Settings
+from slime_core.config.user_factories import naming
 from slime_core.errors import ConfigError, Interrupted, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics

@@ -9,8 +9,8 @@ from typing import Any
 
 from slime_core.cli.arguments import read_checked
 from slime_core.config.derive import batch_sizes
-from slime_core.config.functions import naming
 from slime_core.config.stages import Stage
+from slime_core.config.user_factories import naming
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.claim import changes
 from slime_core.rundir.rundir import RunDir

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import choices
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
-from slime_core.config.functions import made
 from slime_core.config.model_fit import context_limit
+from slime_core.config.user_factories import made
 from slime_core.data.mixed_source import MixedSource
 from slime_core.data.prompt_source import PromptSource
 from slime_core.data.promptless_source import PromptlessSource

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.functions import naming
 from slime_core.config.stages import Stage
+from slime_core.config.user_factories import naming
 from slime_core.errors import CheckpointError, Interrupted, SlimeError
 from slime_core.launch.local import completed, drive
 from slime_core.plugins.registry import Registry

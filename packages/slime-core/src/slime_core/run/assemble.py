@@ -11,9 +11,10 @@ from slime_core.checks.settings import check_settings
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.factories import engine_factory
-from slime_core.config.functions import made, naming, refuse_options, resolve_function, run_args
+from slime_core.config.functions import refuse_options, resolve_function, run_args
 from slime_core.config.model_fit import context_limit
 from slime_core.config.settings import Settings
+from slime_core.config.user_factories import made, naming
 from slime_core.data.conversion import converted
 from slime_core.data.make_batch import make_batch
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of

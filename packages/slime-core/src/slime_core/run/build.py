@@ -12,9 +12,9 @@ from slime_core.checks.chosen_plugins import plugin_problems
 from slime_core.checks.input_files import model_problems
 from slime_core.config.build import BuildContext, Rank
 from slime_core.config.derive import run_folder
-from slime_core.config.functions import naming
 from slime_core.config.model_fit import check_build
 from slime_core.config.settings import Settings
+from slime_core.config.user_factories import naming
 from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Tokenizer
