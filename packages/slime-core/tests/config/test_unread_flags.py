@@ -160,6 +160,7 @@ def test_flags_that_were_translated_are_left_alone(unread):
             ("--custom-generate-function-path", "multi-turn"),
         ),
         (("--max-staleness-policy", "drop"), "--loop fully-async", ("--loop", "fully-async")),
+        (("--update-weights-in-flight", "keep"), "--loop fully-async", ("--loop", "fully-async")),
         (("--mask-offpolicy-in-partial-rollout",), "--partial-rollout", ("--partial-rollout",)),
         (("--overlong-penalty-factor", "0.5"), "--overlong-buffer-len", ("--overlong-buffer-len", "4")),
         (("--min-lr", "1e-8"), "--lr-decay-style linear or cosine", ("--lr-decay-style", "linear")),

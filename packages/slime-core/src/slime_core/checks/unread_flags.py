@@ -101,6 +101,7 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
     rollout, train = settings.rollout, settings.train
     generators = [plugin for plugin in plugins if plugin.group == "slime.generators"]
     loop = {plugin.qualified for plugin in plugins if plugin.group == "slime.loops"}
+    updates_in_flight = not loop & {"slime-core/sync", "slime-core/one-step-off", "slime-core/rollout-only"}
     for is_read, table, fields, wanted in (
         (
             any(one.qualified == "slime-core/multi-turn" or not one.distribution for one in generators),
@@ -108,12 +109,8 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             [field for field in type(settings.environment).model_fields if field != "environment"],
             "--custom-generate-function-path multi-turn",
         ),
-        (
-            not loop & {"slime-core/sync", "slime-core/one-step-off", "slime-core/rollout-only"},
-            "rollout",
-            ["max_staleness_policy"],
-            "--loop fully-async",
-        ),
+        (updates_in_flight, "rollout", ["max_staleness_policy"], "--loop fully-async"),
+        (updates_in_flight, "train", ["update_weights_in_flight"], "--loop fully-async"),
         (
             # Without partial rollouts a sample of this loop is as old as its weights, of which each step may have other ones.
             loop != {"slime-core/sync"} or rollout.partial_rollout or train.update_weights_interval > 1,

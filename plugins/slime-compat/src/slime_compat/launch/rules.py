@@ -45,12 +45,32 @@ _INHERITED = {
     "eval_top_k": "rollout_top_k",
     "eval_max_response_len": "rollout_max_response_len",
 }
+#: Flags of one value that rules take out of a script, or count with: what is left is held against its own type by slime.
+_ONE_VALUE = ("save", "load", "ref_load", "opd_teacher_load", "dump_details", "micro_batch_size")
+_ONE_NUMBER = (
+    "ckpt_step",
+    "ref_ckpt_step",
+    "opd_teacher_ckpt_step",
+    "actor_num_nodes",
+    "actor_num_gpus_per_node",
+)
 _NUMBERS: Mapping[str, Callable[[str], float]] = {
     "rollout_temperature": float,
     "rollout_top_p": float,
     "rollout_top_k": int,
     "rollout_max_response_len": int,
 }
+
+
+def one_value(made: Made) -> None:
+    """Refuse flags without their one value, as of a variable of the script that is empty, or with another than a number."""
+    for flag in (*_ONE_VALUE, *_ONE_NUMBER):
+        words = made.script.flags.get(flag)
+        is_number = flag in _ONE_NUMBER
+        if words is None or (len(words) == 1 and (words[0].isdecimal() or not is_number)):
+            continue
+        made.script.take(flag)
+        made.refuse(flag, " ".join(words) or "no value", "one whole number" if is_number else "one value")
 
 
 def own_functions(made: Made) -> None:
@@ -199,7 +219,10 @@ def model_arguments(made: Made) -> None:
 def custom_config(made: Made) -> None:
     """Read the YAML file whose keys take the place of arguments."""
     words = made.script.take("custom_config_path")
-    if not words:
+    if words is None:
+        return
+    if len(words) != 1:
+        made.refuse("custom_config_path", " ".join(words) or "no value", "one value")
         return
     import yaml
 

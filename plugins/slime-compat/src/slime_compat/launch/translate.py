@@ -17,7 +17,7 @@ from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.theirs import THEIRS
 from slime_compat.launch.debugging import debugging
 from slime_compat.launch.made import Made
-from slime_compat.launch.rules import DEALT_WITH, RULES, custom_config
+from slime_compat.launch.rules import DEALT_WITH, RULES, custom_config, one_value
 from slime_compat.launch.script import PROGRAMS, read_script
 
 #: What `slime config show` says of values that follow from the script, or are the reference's defaults.
@@ -49,6 +49,7 @@ def translate(words: Sequence[str], schema: Schema) -> Translation | None:
     if script.value("optimizer") not in (None, "adam"):
         made.defaults["megatron"].pop("use_distributed_optimizer")
     custom_config(made)
+    one_value(made)
     debugging(made)
     for rule in RULES:
         rule(made)
