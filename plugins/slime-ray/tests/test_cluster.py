@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -46,6 +47,31 @@ def test_a_head_that_answers_late_is_joined_at_the_second_try_and_no_later(monke
             ):
                 cluster.connect(1, address)
     assert calls == [address] * 2
+
+
+#: Joins a cluster that may want a token, and says what came of it.
+JOINS = """
+import sys
+from slime_ray.launcher import set_environment
+set_environment()
+from slime_core.errors import TrainerError
+from slime_ray.cluster import connect
+try:
+    connect(1, sys.argv[1])
+except TrainerError as error:
+    print(error)
+"""
+
+
+def test_a_token_that_a_cluster_wants_and_nobody_gave_is_told(tmp_path):
+    environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    environment.pop("RAY_AUTH_TOKEN", None)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        command = [sys.executable, "-c", JOINS, address]
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100).stdout
+    assert told.startswith(f"--ray-address: found '{address}', where no Ray cluster can be joined: ")
+    assert "token" in told
 
 
 #: Starts a cluster where Ray's start times out so many times, and leaves a process each time.

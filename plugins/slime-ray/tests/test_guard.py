@@ -54,6 +54,25 @@ sys.stdin.read()
 """
 
 
+#: Ends at once, as at a second Ctrl-C, and says how many guards were started meanwhile.
+ENDING = """
+import os, time
+from slime_core.runtime.processes.command_process import CommandProcess
+from slime_ray.guard import Guard
+command = CommandProcess()
+started, start = [], Guard._start
+guard = Guard(starts_ray=False, is_ending=lambda: command.is_ending)
+Guard._start = lambda self: started.append(1) or start(self)
+leave = os._exit
+def counted(status):
+    time.sleep(0.2)  # in which another would be there
+    print(len(started), flush=True)
+    leave(status)
+os._exit = counted
+command.end(3)
+"""
+
+
 def has_ended(process, patience):
     """Whether the process that a descriptor stands for ends within so many seconds."""
     poll = select.poll()
@@ -267,3 +286,8 @@ def test_it_says_why_the_driver_is_gone_where_the_driver_could_not(first, told):
         said = driver.stderr.read()
     assert said.startswith("slime: ")
     assert told in said
+
+
+def test_a_driver_that_ends_at_once_starts_no_guard_again_and_says_nothing_of_being_killed():
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "0\n", "")

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
+import ray
+from ray.exceptions import RayActorError
 from slime_core.protocols import TrainerCapabilities, TransferPlan
+from slime_core.weights.sync import MemoryChannel
+from slime_ray import ranks as rank_actors
+from slime_ray.ranks import Member, RankActors, RankDied
 from slime_ray.trainer import RayTrainer
 
 #: What each of four ranks of two pipeline stages says, on two machines.
@@ -65,3 +73,71 @@ def test_rank_0_sends_all_where_the_trainer_knows_no_stages():
     assert told == [(0, 1), (None, 1), (None, 1), (None, 1)]
     assert not ranks.words[0][0].sends_stage_alone
     assert ranks.asked == []
+
+
+class Method:
+    """A method of an actor."""
+
+    def __init__(self, remote):
+        self.remote = remote
+
+
+class DyingRank:
+    """Of the two ranks of a run the second dies while it sends."""
+
+    def __init__(self, number):
+        self.number, self.is_killed = number, asyncio.Event()
+        self.send, self.next_bucket = Method(self._send), Method(self._next_bucket)
+
+    async def _send(self, plan, sends):
+        if self.number == 0:
+            await self.is_killed.wait()
+        raise RayActorError()
+
+    async def _next_bucket(self):
+        return [("weight", np.zeros(2))]
+
+
+def test_a_rank_that_dies_while_the_engine_takes_a_bucket_is_named(monkeypatch):
+    """The others are killed meanwhile, which takes a moment: who wants the next bucket finds none to ask."""
+    slow = subprocess.Popen(["sleep", "1000"])  # in the place of the process of rank 0
+
+    async def send():
+        actors = [DyingRank(0), DyingRank(1)]
+        later = asyncio.get_running_loop().call_later
+
+        def kill(actor):
+            actor.is_killed.set()
+            later(0.3, slow.kill)
+
+        monkeypatch.setattr(ray, "kill", kill)
+        monkeypatch.setattr(rank_actors, "_is_rank", lambda pid: True)
+        members = [
+            Member(actor, f"rank {actor.number} of 2", Path("nowhere"), pid_here=pid)
+            for actor, pid in zip(actors, (slow.pid, None), strict=True)
+        ]
+        trainer = RayTrainer(
+            None, capabilities=TrainerCapabilities(), placement=None, ranks=RankActors(members)
+        )
+        trainer._is_started = True
+        channel = MemoryChannel()
+
+        async def receive():
+            async for _ in channel.buckets():
+                await asyncio.sleep(0.1)
+
+        receiving = asyncio.ensure_future(receive())
+        try:
+            plan = TransferPlan(
+                transport="memory", version="1", dtype="float32", senders="first", channel=channel
+            )
+            await trainer.send(plan)
+        finally:
+            receiving.cancel()
+
+    try:
+        with pytest.raises(RankDied, match=r"^rank 1 of 2 died during send"):
+            asyncio.run(send())
+    finally:
+        slow.kill()
+        slow.wait()

@@ -70,8 +70,9 @@ def test_an_engine_on_a_ranks_gpu_takes_of_its_memory():
 
 
 @pytest.mark.parametrize(("gpu", "beside", "alone"), [(0, "stage 0", "stage 1"), (1, "stage 1", "stage 0")])
-def test_an_engine_is_beside_the_stage_whose_gpu_it_has(gpu, beside, alone):
-    flags = ("--actor-num-gpus-per-node", "2", "--max-staleness", str(gpu))
+@pytest.mark.parametrize("of_each", ["nodes", "gpus-per-node"])
+def test_an_engine_is_beside_the_stage_whose_gpu_it_has(gpu, beside, alone, of_each):
+    flags = (f"--actor-num-{of_each}", "2", "--max-staleness", str(gpu))
     found = predicted(*flags, memory=None, trainer="memory_parts:staged_trainer")
     where = f"the GPU of {beside} and engine while it"
     assert uses(found) == {f"{where} trains": 650, f"{where} generates": 250, alone: 500}

@@ -160,6 +160,14 @@ def test_the_first_gpu_is_the_one_that_is_given(question):
     assert found.first_device == 4
 
 
+def test_a_launcher_with_places_gives_servers_gpus_behind_those_of_all_ranks(question):
+    ranks = "--launcher", "ray", "--actor-num-nodes", "2", "--actor-num-gpus-per-node", "4"
+    (apart,) = engine_memory(question(*ranks))
+    (colocated,) = engine_memory(question(*ranks, "--colocate"))
+    assert (apart.first_device, colocated.first_device) == (8, 0)
+    assert [remedy.text for remedy in engine_remedies(question(*ranks))] == ["--colocate"]
+
+
 def test_of_external_servers_and_unknown_models_nothing_is_known(question):
     assert not list(engine_memory(question("--rollout-external-engine-addrs", "h:1")))
     assert not list(engine_memory(question(config=TINY_QWEN3 | {"model_type": "of_nobody"})))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from slime_core.errors import TrainerError
 from slime_core.runtime.processes.tree import children_of
 
@@ -105,7 +106,7 @@ def _join(address: str, where: str) -> None:
             ray.init(address=address, **_QUIET)
         except ConnectionError:  # a head that is busy answers later than the few seconds that Ray waits
             ray.init(address=address, **_QUIET)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         raise TrainerError(
             f"{where}: found {address!r}, where no Ray cluster can be joined: {error}; wanted HOST:PORT as "
             f"`ray start --head` prints it, or neither --ray-address nor {ADDRESS}"

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -48,13 +48,15 @@ class Guard:
     Args:
         starts_ray: whether this process is about to start Ray: until the guard is told of ranks, it looks for what the raylet
             starts.
+        is_ending: says whether this process kills all that it has started, the guard too, and ends.
     """
 
-    def __init__(self, *, starts_ray: bool) -> None:
+    def __init__(self, *, starts_ray: bool, is_ending: Callable[[], bool] = lambda: False) -> None:
         mark = f"{os.getpid()}-{os.getpgrp()}-{secrets.token_hex(8)}"
         if starts_ray:
             os.environ[_MARK] = mark
         self._command = [sys.executable, "-I", "-S", __file__, *([mark] if starts_ray else [])]
+        self._is_ending = is_ending
         self._watched, self._lock, self._closed = dict[int, int](), threading.Lock(), False
         self._process = self._start()
         threading.Thread(target=self._replace, name="guard", daemon=True).start()
@@ -104,7 +106,7 @@ class Guard:
         """Start another whenever it is killed, and tell that one of the ranks that run; one that fails by itself would again."""
         while self._process.wait() < 0:
             with self._lock:
-                if self._closed:
+                if self._closed or self._is_ending():
                     return
                 self._input.close()
                 self._process = self._start()

@@ -54,8 +54,10 @@ def slime_placement(build: BuildContext) -> Iterable[str]:
         return
     from slime_ray.plan import make_plan, needs_of, table
 
-    needs = needs_of(build)
-    yield from table(needs, make_plan(needs, gpus_per_node=build.settings.cluster.num_gpus_per_node))
+    needs, size = needs_of(build), build.settings.cluster.num_gpus_per_node
+    if size is None:
+        yield "as if machines had room for all of it; --num-gpus-per-node says how large they are, else the cluster's largest does"
+    yield from table(needs, make_plan(needs, gpus_per_node=size))
     cores, n_hosts = build.settings.reward.reward_workers, build.section(RaySection).reward_num_nodes
     here = ["loop", "rollout", "router" if needs.engine.processes else "engine"]
     if n_hosts is None:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_core.devices.cuda_variables import cuda_defaults
 from slime_core.runtime.processes.ports import ReservedPort, reserve_server_ports
 from slime_core.runtime.processes.server_process import ServerProcess
 
@@ -60,6 +61,9 @@ class Machine:
         self, number: int, command: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> None:
         """Start a process at a place."""
+        if environment.get("CUDA_VISIBLE_DEVICES"):
+            found = await asyncio.to_thread(cuda_defaults, "server", {**os.environ, **environment})
+            environment = {**found, **environment}
         self._processes[number] = ServerProcess(command, environment=environment, log=log)
         await self._there(self._processes[number].start())
 

@@ -18,20 +18,23 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.config.build import BuildContext
-from slime_core.errors import ConfigError, EngineError, Problem, TrainerError
+from slime_core.errors import EngineError, TrainerError
 from slime_core.protocols import Place, Site
 from slime_core.rewards.workers.supervisor import RewardWorkers
 from slime_core.rewards.workers.wire import Setup
 from slime_core.rundir.rundir import RunDir
+from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.daemon_thread import DaemonThread
+from slime_core.runtime.processes.command_process import COMMAND
 
 from slime_ray.cluster import connect, joins
 from slime_ray.failure import killed_for_memory
 from slime_ray.guard import Guard
 from slime_ray.machine import Machine
-from slime_ray.plan import DevicePlan, Needs, Slot, make_plan, needs_of
+from slime_ray.plan import DevicePlan, Slot, make_plan, needs_of
 from slime_ray.ranks import left
 from slime_ray.rewards import RayRewardWorkers
+from slime_ray.room import check_reward_room, check_room, has_gpus, sizes
 from slime_ray.section import RaySection
 from slime_ray.surroundings import Surroundings
 
@@ -89,23 +92,26 @@ class RayPlacement:
             ConfigError: it has no GPUs, and the CPU was not asked for; or it is too small, whoever else uses it.
         """
         address = self._section.address
-        self._guard = Guard(starts_ray=not ray.is_initialized())
+        command = COMMAND.get()
+        self._guard = Guard(
+            starts_ray=not ray.is_initialized(), is_ending=lambda: command is not None and command.is_ending
+        )
         n_hosts = self._section.reward_num_nodes or 0
         self._connected = connect(self._needs.num_gpus + n_hosts * self._reward_cores, address)
         self._has_gpus = has_gpus(self._section.device, is_joined=self._connected and joins(address))
         kind = "GPU" if self._has_gpus else "CPU"
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it so
-        found = sorted((int(node["Resources"].get(kind, 0)) for node in nodes if node["Alive"]), reverse=True)
+        found = sizes(nodes, kind)
         if len(found) > 1:
             self.host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         size = self._cluster.num_gpus_per_node or max([*found, self._needs.largest])
         plan = make_plan(self._needs, gpus_per_node=size)
-        _check_room(self._needs, plan, found, kind)
+        check_room(self._needs, plan, found, kind)
         bundles = [{"CPU": float(number), kind: float(number)} for number in plan.gpus]
         self._plan, self._group = plan, placement_group(bundles, strategy="STRICT_SPREAD")
         self._actors = [self._begin_machine(number) for number in range(len(plan.gpus))]
         if n_hosts:
-            _check_reward_room(n_hosts, self._reward_cores, nodes)
+            check_reward_room(n_hosts, self._reward_cores, nodes, taken=plan.gpus)
             self._rewards = placement_group([{"CPU": self._reward_cores}] * n_hosts, strategy="STRICT_SPREAD")
 
     async def reserve(self) -> None:
@@ -232,7 +238,8 @@ class RayPlacement:
         if actor is None:
             return Held(None)
         try:
-            address, pid, gpus = await actor.whereabouts.remote()
+            with calling("room for the run", Callee(f"machine {number} of {len(self._actors)}", _no_stacks)):
+                address, pid, gpus = await actor.whereabouts.remote()
         except RayError as error:
             raise TrainerError(
                 f"launcher ray: machine {number} of {len(self._actors)} did not start: {killed_for_memory(error) or error}"
@@ -310,68 +317,5 @@ class RayPlace:
             raise EngineError(f"the machine {held.address} of the run's servers: {method}: {told}") from error
 
 
-def has_gpus(device: str | None, *, is_joined: bool) -> bool:
-    """Return whether processes get GPUs of the cluster, and not the CPU.
-
-    Args:
-        device: `ray.device`.
-        is_joined: whether the cluster was there before the run.
-
-    Raises:
-        ConfigError: it has none, and nobody asked for the CPU.
-    """
-    if device == "cpu":
-        return False
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray leaves it so
-    if resources.get("GPU"):
-        return True
-    if device is None and not is_joined:
-        return False
-    wanted = "a cluster with GPUs"
-    raise ConfigError(
-        [
-            Problem(
-                "ray.device", "a Ray cluster that has no GPUs", wanted, "give --ray-device cpu to do without"
-            )
-        ]
-    )
-
-
-def _check_reward_room(n_hosts: int, cores: int, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse more machines for workers of rewards than a cluster has that are large enough."""
-    found = sorted((int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]), reverse=True)
-    if sum(one >= cores for one in found) < n_hosts:
-        raise ConfigError(
-            [
-                Problem(
-                    "ray.reward_num_nodes x reward.reward_workers",
-                    f"{n_hosts} x {cores}, and a Ray cluster whose machines have {', '.join(map(str, found))} CPUs",
-                    f"{n_hosts} machines with {cores} CPUs",
-                    "choose fewer, or join a larger cluster by --ray-address",
-                )
-            ]
-        )
-
-
-def _check_room(needs: Needs, plan: DevicePlan, found: Sequence[int], kind: str) -> None:
-    """Refuse a plan that a cluster has no machines for; `found` are the sizes of those that it has, the largest first."""
-    wanted = sorted(plan.gpus, reverse=True)
-    if len(found) >= len(wanted) and all(one >= number for one, number in zip(found, wanted, strict=False)):
-        return
-    pools = "".join(
-        f", {role} ranks of {machines} x {each}" for role, (machines, each) in needs.pools.items()
-    )
-    servers = (
-        f" and servers of {needs.engine.total} more" if needs.engine.total and not needs.colocate else ""
-    )
-    raise ConfigError(
-        [
-            Problem(
-                "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
-                f"{needs.num_nodes} x {needs.ranks_per_node}{pools}{servers}, and a Ray cluster whose machines have "
-                f"{', '.join(map(str, found))} {kind}s",
-                f"machines with {', '.join(map(str, wanted))} {kind}s",
-                "choose fewer, or join a larger cluster by --ray-address",
-            )
-        ]
-    )
+async def _no_stacks() -> str:
+    return ""  # its process may not be there yet

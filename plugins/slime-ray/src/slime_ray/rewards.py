@@ -235,8 +235,11 @@ class RayRewardWorkers:
         for host in hosts:
             if host.coming_back is not None:
                 host.coming_back.cancel()
-            with contextlib.suppress(RayError):
-                ray.kill(host.actor)
+            if (
+                ray.is_initialized()
+            ):  # else the cluster was left, the hosts with it; `ray.kill` would join another
+                with contextlib.suppress(RayError):
+                    ray.kill(host.actor)
         await left(self._here, _GONE_S)
 
     def _begin(self, number: int) -> Any:

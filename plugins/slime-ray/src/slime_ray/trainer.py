@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 from slime_core.config.build import BuildContext, Rank
 from slime_core.config.derive import num_ranks
-from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, users_environment
+from slime_core.devices.cuda_variables import handed_on
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
 from slime_core.protocols import (
@@ -89,7 +89,8 @@ class RayTrainer:
         Where other roles have ranks of their own, these compute values and the log-probs of frozen models while the policy's compute
         theirs; and a critic trains while the policy does.
         """
-        batch_ref, ranks = ray.put(batch), self._started
+        ranks = self._started
+        batch_ref = ray.put(batch)
         if ranks.roles == ("policy",):
             metrics: Metrics = (await ranks.ask("train", [batch_ref]))[0]
             return metrics
@@ -234,8 +235,10 @@ class RayTrainer:
         try:
             while (packed := await self._started.ask_first("next_bucket")) is not None:
                 await channel.put(unpack(packed))
-        except RankDied:
-            return  # who asks all ranks says which died first
+        except TrainerError as error:
+            if self._ranks.alive and not isinstance(error, RankDied):
+                raise
+            return  # they died, or are being killed: who asks all ranks says which died first
         await channel.end()
 
 
@@ -248,8 +251,8 @@ def role_sizes(build: BuildContext) -> dict[Role, int]:
 def begin_ranks(build: BuildContext, placement: RayPlacement) -> RankActors:
     """Ask for the processes of all ranks, which import what the trainer needs as soon as they run; waits for nothing."""
     cluster, run_dir = build.settings.cluster, RunDir(build.run_dir.absolute())
-    own = users_environment(os.environ)
-    passed_on = {name: own[name] for name in (ALLOW_LIST, *CUDA_VARIABLE_NAMES) if name in own}
+    allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
+    passed_on = allowed | handed_on(os.environ)
     settings, members = pickle.dumps(build.settings), []
     named = [
         (role, f"{_WHO[role]} {i} of {count}")

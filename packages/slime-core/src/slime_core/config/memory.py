@@ -81,7 +81,7 @@ class MemoryPrediction:
         cluster, first = self.question.settings.cluster, 0
         with_trainer: list[MemoryEstimate] = []
         for trainer in self.trainer:
-            last = min(first + trainer.ranks, cluster.actor_num_gpus_per_node)
+            last = min(first + trainer.ranks, cluster.actor_num_nodes * cluster.actor_num_gpus_per_node)
             beside = [each for each in self.engine if _meet(each, first, last)]
             first += trainer.ranks
             with_trainer += beside

@@ -91,6 +91,12 @@ def cuda_defaults(
     return found
 
 
+def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the variables that a user has set in a process whose parts on other machines are to have them, too."""
+    own = users_environment(environment)
+    return {name: own[name] for name in CUDA_VARIABLE_NAMES if name in own}
+
+
 def sees_gpu(environment: Mapping[str, str], *, drivers: Iterable[Path] = _DRIVERS) -> bool:
     """Return whether this machine has the driver of a GPU, and the environment does not hide all GPUs. Imports no torch.
 

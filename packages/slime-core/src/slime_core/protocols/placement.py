@@ -57,7 +57,7 @@ class Place(Protocol):
 
         Args:
             command: its command line.
-            environment: variables to add to those of the machine.
+            environment: variables to add to those of the machine, where a process with GPUs has `devices.cuda_variables`.
             log: file, which the machine sees under this path, that its output goes to.
         """
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from slime_core.devices.cuda_variables import cuda_defaults, users_environment
+from slime_core.devices.cuda_variables import cuda_defaults, handed_on, users_environment
 
 from slime_sglang.inside.device import PLATFORM_NAME
 from slime_sglang.settings.section import pipeline_stages
@@ -67,14 +67,21 @@ def server_command(
 
 
 def server_environment(
-    *, device: Device | None = None, n_ranks: int = 1, n_ranks_in_all: int | None = None
+    *,
+    device: Device | None = None,
+    n_ranks: int = 1,
+    n_ranks_in_all: int | None = None,
+    is_placed: bool = False,
 ) -> dict[str, str]:
     """Return the variables to add to the environment of a server of `n_ranks` ranks.
 
-    On CUDA they are those of `slime_core.devices.cuda_variables` that the user has not set. On a CPU they hide the GPUs, which SGLang would otherwise take, choose our platform, and share the cores out among
+    On CUDA they are those of `slime_core.devices.cuda_variables` that the user has not set; where the server is at a place of the
+    launcher's (`is_placed`), whose machine knows them, those that the user has set here. On a CPU they hide the GPUs, which SGLang would otherwise take, choose our platform, and share the cores out among
     the `n_ranks_in_all` ranks of all servers on this host: OpenMP threads that wait for others keep their core busy.
     """
     if (device or visible_device()) == "cuda":
+        if is_placed:
+            return handed_on(os.environ)
         return cuda_defaults("server", users_environment(os.environ))
     chosen = {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
     cores = sorted(os.sched_getaffinity(0))

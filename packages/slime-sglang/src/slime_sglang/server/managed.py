@@ -64,7 +64,10 @@ def command_line(settings: ServerSettings, site: Site, *, key: str, device: Devi
         # No update brings a draft model's weights back after its memory was released.
         arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
     environment = server_environment(
-        device=device, n_ranks=settings.n_ranks, n_ranks_in_all=settings.n_ranks_in_all
+        device=device,
+        n_ranks=settings.n_ranks,
+        n_ranks_in_all=settings.n_ranks_in_all,
+        is_placed=bool(settings.places),
     )
     if settings.role != "regular":
         arguments = disaggregation_arguments(

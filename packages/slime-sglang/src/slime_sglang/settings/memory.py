@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import compute_dtype
+from slime_core.config.derive import compute_dtype, is_local, num_ranks
 from slime_core.errors import PluginError
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_core.run.build import resolve_model
@@ -28,6 +28,7 @@ from slime_sglang.settings.server import planned_transport
 from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
 
 if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
     from slime_models.family.architecture import Architecture
     from slime_models.family.family import ModelFamily
 
@@ -93,7 +94,7 @@ def _of_model(
     shapes = each * n_numbers
     folder = section.model_path if is_policy and section.model_path is not None else path
     whole = min(shapes, _folder_bytes(folder) or shapes)  # quantised weights are fewer bytes
-    base = int(section.server_args.get("base_gpu_id") or 0)
+    base = _base_gpu(settings)
     placements = topology.placements(model)
     transport = planned_transport(settings)
     is_staged = is_policy and transport != "disk" and not is_by_ranks(transport, question.registry)
@@ -126,6 +127,14 @@ def _of_model(
             fills=float(str(share)) if fills else None,
             first_device=base + first.first_gpu,
         )
+
+
+def _base_gpu(settings: Settings) -> int:
+    """Return the first GPU of all servers: the user's choice, or what a launcher with places leaves beside all ranks of the trainer."""
+    cluster = settings.cluster
+    if is_local(settings.run):
+        return int(settings.section(SglangSection).server_args.get("base_gpu_id") or 0)
+    return 0 if cluster.colocate else sum(num_ranks(settings, role) for role in ("policy", *cluster.pools))
 
 
 def _cache_bytes(
@@ -214,7 +223,7 @@ def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
     if question.settings.run.loop == "sync":
         found.append(Remedy(flags={"--colocate": ""}, settings={("cluster", "colocate"): True}, slower=0.1))
     first = cluster.actor_num_gpus_per_node
-    if int(section.server_args.get("base_gpu_id") or 0) < first:
+    if _base_gpu(question.settings) < first:
         arguments = {**section.server_args, "base_gpu_id": first}
         found.append(
             Remedy(

@@ -44,6 +44,8 @@ class CommandProcess:
         self._listener: Callable[[int], None] | None = None
         self._last_words: Callable[[int], object] = lambda signum: None
         self._heard_at: float | None = None
+        self.is_ending = False
+        """Whether it has begun to kill the processes below, none of which is to be started again."""
 
     @contextlib.contextmanager
     def hearing_signals(self) -> Iterator[None]:
@@ -79,6 +81,7 @@ class CommandProcess:
 
     def end(self, status: int) -> NoReturn:
         """End now with this exit status: processes below are killed, temporary folders deleted. From any thread."""
+        self.is_ending = True
         with contextlib.suppress(Exception):
             end_children(_CHILDREN_S)
         _call(weakref.finalize._exitfunc, "slime-clean")  # type: ignore[attr-defined]  # what `tempfile` deletes folders by
