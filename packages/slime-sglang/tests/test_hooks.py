@@ -138,6 +138,10 @@ def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: 
         (("--sglang-router-ip", "a"), "wanted the router's port"),
         (("--sglang-router-port", "80"), "found it without a router"),
         (("--router-policy", "random", "--sglang-router-ip", "a", "--sglang-router-port", "1"), "own policy"),
+        (
+            ("--sglang-enable-eplb",),
+            "sglang.server_args.enable_eplb: found True; wanted no such argument of a server whose weights are updated",
+        ),
     ],
 )
 def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: str) -> None:
@@ -149,6 +153,14 @@ def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: s
     unread = list(unread_flags([other], registry))
     assert len(unread) == len([flag for flag in flags if flag.startswith("--")])
     assert {problem.wanted for problem in unread} == {"--rollout-engine sglang, or not this flag"}
+
+
+def test_a_router_is_refused_where_caches_of_earlier_weights_are_kept() -> None:
+    flags = ("--loop", "fully-async", "--update-weights-in-flight")
+    (problem,) = problems_of(*REQUIRED, *flags, "keep", "--router-policy", "random")
+    assert "fleet.router_policy: found it with update_weights_in_flight keep; wanted no router" in problem
+    assert problems_of(*REQUIRED, *flags, "keep") == []
+    assert problems_of(*REQUIRED, *flags, "continue", "--router-policy", "random") == []
 
 
 def test_engines_on_other_hosts_get_weights_by_disk_or_none_at_all() -> None:

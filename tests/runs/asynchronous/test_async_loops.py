@@ -269,6 +269,24 @@ def test_samples_are_as_old_as_they_may_be(letters, environ, tmp_path, flags):
         assert {int(one["weight_versions"][0]) % 2 for one in found} == {0}
 
 
+def test_an_engine_that_gave_up_its_weights_has_newer_ones_by_their_own_version(letters, environ, tmp_path):
+    """Each step of this interval begins with an update, as the trainer had the engine's memory."""
+    flags = [
+        "--offload-rollout",
+        "--update-weights-interval",
+        "2",
+        "--max-staleness",
+        "1",
+        "--num-rollout",
+        "4",
+    ]
+    run(command(letters, *flags), environ)
+    found = samples(tmp_path / "runs/letters")
+    assert {(one["step"], one["weight_versions"][0]) for one in found} == {
+        (step, str(step - 1)) for step in (1, 2, 3, 4)
+    }
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("loop", ["sync", "one-step-off"])
 def test_groups_that_wait_in_a_filtered_buffer_are_lost_and_used_twice_in_no_kill(

@@ -60,22 +60,21 @@ class SglangEngine:
         self.bootstrap_address = f"127.0.0.1:{self._ports[1].number}"
         """Where decode engines find this one, if it is a prefill engine; known once it is started."""
         self.is_external = settings.address is not None
-        key = settings.key if settings.key is not None or self.is_external else new_key()
-        self.key = key
+        self.key = settings.key if settings.key is not None or self.is_external else new_key()
         """API key that the server asks for; None where it asks for none."""
         self._server: ServerProcess | ExternalServer | PlacedServer
         if settings.address is not None:
             self._address = settings.address
             self._server = ExternalServer(settings.address)
         else:
-            assert key is not None
+            assert self.key is not None
             port, bootstrap, meeting = (reserved.number for reserved in self._ports)
             self._address = f"127.0.0.1:{port}"
-            self._server = create_server(settings, ports=(port, bootstrap, meeting), key=key)
+            self._server = create_server(settings, ports=(port, bootstrap, meeting), key=self.key)
         self._answers = Answers(self._server, self._check_usable)
         self.gate = RequestGate(self._section.server_concurrency)
         self._client: SglangClient | None = None
-        self.weight_version = NONE_SENT
+        self.weight_version, self._salt = NONE_SENT, new_key()
         self.experts_format: RoutedExpertsFormat | None = None
         """How the server reports the experts of each token; None where it does not, or has not started."""
         self.suspected = asyncio.Event()
@@ -141,15 +140,15 @@ class SglangEngine:
             if self.is_external:
                 check_external({**info, **await self.model_info()}, self._address, self._settings)
             self.experts_format = routed_experts_format(read_config(self._settings.model_path), info)
+        except (EngineError, DeadlineError):
+            await self.close()
+            raise
         except TimeoutError as error:
             log = "" if self.is_external else f"; its log is {self._server.log}"
             why = f"{self._server.name} was not ready after {section.start_timeout_s:g} s{log}"
             await self._answers.tell("start", missed := DeadlineError(why))
             await self.close()
             raise missed from error
-        except EngineError:
-            await self.close()
-            raise
         self.can_stream = bool(info.get("incremental_streaming_output"))
         self._has_metrics = bool(info.get("enable_metrics"))
         if self._has_metrics:
@@ -198,7 +197,8 @@ class SglangEngine:
         await self._sendable.wait()
         await self._memory.take_all()
         if self.keeps_cache:
-            body["extra_key"] = self.weight_version  # the prefix cache is not flushed at updates
+            # The prefix cache is not flushed at updates, and an external server has those of runs before, whose versions come again.
+            body["extra_key"] = f"{self._salt}-{self.weight_version}"
         body = body if pair is None else pair.body(body)
         limit = self._section.request_timeout_s
         answered = self._answers.of("generate", answer(self._usable(), response, body, timeout_s=limit))
@@ -244,6 +244,7 @@ class SglangEngine:
             self._is_paused = True
         await self._drain()  # SGLang exits where memory is released while a batch runs
         await self._memory.release()
+        self.weight_version = NONE_SENT  # the same weights are sent again
 
     async def onload(self) -> None:
         """Take the memory of the weights back, which are undefined until the next update; that of the KV cache follows the next request."""
@@ -350,7 +351,7 @@ class SglangEngine:
             yield
         finally:
             self._sendable.set()
-            if self._server.failure is None and not self.is_held:
+            if self._server.failure is None and not self.is_held and not was_paused:
                 await self.control("/continue_generation", {})
             self._is_paused = was_paused
 

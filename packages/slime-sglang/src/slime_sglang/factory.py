@@ -261,6 +261,7 @@ def _router(build: BuildContext, n_engines: int, own_key: str, external_key: str
         section=section,
         folder=build.run_dir / "sglang",
         key=own_key if fleet.sglang_router_ip is None else external_key,
+        external=[f"http://{address}" for address in fleet.rollout_external_engine_addrs],
     )
 
 

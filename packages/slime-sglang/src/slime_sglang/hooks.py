@@ -25,6 +25,7 @@ from slime_sglang.checks.fleet import (
     gpu_problems,
     machine_problems,
     rank_update_problems,
+    updated_server_problems,
 )
 from slime_sglang.checks.models import image_problems, model_problems, served_name_problems
 from slime_sglang.checks.router import router_problems, router_setting
@@ -79,7 +80,9 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     yield from external_problems(fleet, transport, registry, host=train.update_weight_host)
     yield from machine_problems(settings, transport, registry)
     yield from rank_update_problems(settings, registry)
-    yield from router_problems(fleet)
+    yield from router_problems(settings)
+    if is_updated:
+        yield from updated_server_problems(settings)
     yield from transport_problems(train, "engine sglang", CAPABILITIES, registry)
     for name, value, neutral, why in (
         ("rollout_top_p", rollout.rollout_top_p, 1.0, "reports log-probs from before top-p"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -28,10 +29,12 @@ PARAMS = SamplingParams(max_new_tokens=3)
 
 
 @asynccontextmanager
-async def routed(policy, folder, *, address=(None, None), key=None):
+async def routed(policy, folder, *, address=(None, None), key=None, external=()):
     """Yield a started router and two workers that it does not know yet."""
     workers = [FakeWorker(folder), FakeWorker(folder)]
-    router = Router(policy, address=address, width=64, section=SglangSection(), folder=folder, key=key)
+    router = Router(
+        policy, address=address, width=64, section=SglangSection(), folder=folder, key=key, external=external
+    )
     try:
         for worker in workers:
             await worker.start()
@@ -153,10 +156,29 @@ def test_a_router_that_runs_already_is_joined_and_left_running(tmp_path):
             ):
                 await joined.add(url(first), KEY)
                 await ask(joined, 3)
+            assert await router._workers() == []  # which have no part in what others send
+            await router.add(url(first), KEY)
             await ask(router, 3)
             return len(first.answered)
 
     assert asyncio.run(scenario()) == 6
+
+
+def test_a_router_with_engines_of_others_is_not_joined_and_external_ones_stay(tmp_path):
+    async def scenario():
+        async with routed("round_robin", tmp_path) as (router, first, _second):
+            await router.add(url(first), KEY)
+            there = {"address": ("127.0.0.1", router._port), "key": router._key}
+            with pytest.raises(EngineError, match=f"also sends requests to {re.escape(url(first))}; wanted"):
+                async with routed("", tmp_path, **there):
+                    pass
+            async with routed("", tmp_path, **there, external=[url(first)]) as (joined, *_):
+                await joined.add(url(first), KEY)
+                await ask(joined, 2)
+            assert [worker["url"] for worker in await router._workers()] == [url(first)]
+            return len(first.answered)
+
+    assert asyncio.run(scenario()) == 2
 
 
 def test_a_router_that_is_started_asks_for_a_key_which_its_command_line_and_its_log_do_not_show(tmp_path):

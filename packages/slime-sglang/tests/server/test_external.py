@@ -23,7 +23,15 @@ pytestmark = pytest.mark.timeout(120)
 def join(model_path, tmp_path):
     """Join a server that says the given things of itself; returns how it was used."""
 
-    def run(served=None, returns_routed_experts=False, version="default", is_updated=True, key=KEY, **info):
+    def run(
+        served=None,
+        returns_routed_experts=False,
+        version="default",
+        is_updated=True,
+        key=KEY,
+        releases_memory=False,
+        **info,
+    ):
         async def scenario():
             worker = FakeWorker(served or model_path, **info)
             worker.version = version
@@ -39,6 +47,7 @@ def join(model_path, tmp_path):
                     key=key,
                     returns_routed_experts=returns_routed_experts,
                     is_updated=is_updated,
+                    releases_memory=releases_memory,
                 )
             )
             try:
@@ -87,6 +96,19 @@ def test_where_no_weights_are_sent_a_server_must_have_those_of_the_folder(join, 
 def test_a_server_that_does_not_say_where_tokens_went_is_refused_where_that_is_needed(join):
     with pytest.raises(EngineError, match="start it with --enable-return-routed-experts"):
         join(returns_routed_experts=True)
+
+
+def test_a_server_that_keeps_its_memory_is_refused_where_the_trainer_wants_it(join):
+    assert join(releases_memory=True, device="cpu") == [[1, 2]]
+    assert join(releases_memory=True, device="cuda", enable_memory_saver=True) == [[1, 2]]
+    with pytest.raises(EngineError, match=r"start it with --enable-memory-saver, or run without --offload"):
+        join(releases_memory=True, device="cuda", enable_memory_saver=False)
+
+
+def test_a_server_that_may_answer_by_earlier_weights_is_refused_where_they_are_updated(join):
+    with pytest.raises(EngineError, match=r"hicache_storage_backend: found file; wanted no such argument"):
+        join(hicache_storage_backend="file")
+    assert join(hicache_storage_backend="file", is_updated=False) == [[1, 2]]
 
 
 def test_another_model_is_refused_by_name(join, model_path, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_sglang.server.command import server_arguments
-from slime_sglang.settings.section import SglangSection, argument_problems, known_arguments
+from slime_sglang.settings.section import SglangSection, argument_problems, known_arguments, update_problems
 
 SCRIPT = Path(__file__).parents[4] / "scripts/sglang_flags.py"
 REQUIRED = ("--rollout-batch-size", "1", "--rollout-max-response-len", "8", "--rollout-engine", "sglang")
@@ -54,3 +54,29 @@ def test_a_number_that_slime_reckons_with_is_one(given, wanted) -> None:
 def test_numbers_that_are_right_are_no_problem() -> None:
     given = {"ep_size": "4", "base_gpu_id": 0, "max_total_tokens": 4096, "mem_fraction_static": "0.8"}
     assert list(argument_problems(given, where="here")) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"enable_eplb": True},
+        {"ep_num_redundant_experts": 4},
+        {"init_expert_location": "map.json"},
+        {"hicache_storage_backend": "file"},
+        {"enable_lmcache": True},
+    ],
+)
+def test_servers_that_may_answer_by_other_weights_than_the_last_are_refused(given: dict[str, object]) -> None:
+    (problem,) = update_problems(given, where="here")
+    (name,) = given
+    assert (problem.where, problem.found) == (f"here.{name}", str(given[name]))
+
+
+def test_defaults_of_such_arguments_are_no_problem() -> None:
+    given = {
+        "enable_eplb": False,
+        "ep_num_redundant_experts": 0,
+        "init_expert_location": "trivial",
+        "hicache_storage_backend": None,
+    }
+    assert list(update_problems(given, where="here")) == []

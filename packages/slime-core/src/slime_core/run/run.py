@@ -389,9 +389,9 @@ class Run(GeneratingHalf):
         return await supplied(work, self.engine, version=version, send=send)
 
     async def ready_engine(self) -> None:
-        """Let the engine generate, with the weights that it had last."""
+        """Let the engine generate, with the weights that it had last; with the newest where it has none any more."""
         if not self.devices.engine_has_weights:
-            await self._send_weights(self._version)
+            await self._send_weights(max(self._version, self.trained_step))
         await self.devices.for_engine()
 
 

@@ -13,9 +13,9 @@ from slime_models.groups import is_by_ranks, shares_gpus
 
 from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.http.api_key import read_key
-from slime_sglang.settings.section import FleetSection, SglangSection
+from slime_sglang.settings.section import FleetSection, SglangSection, update_problems
 from slime_sglang.settings.server import both_offload, crosses_hosts, planned_transport
-from slime_sglang.settings.topology import all_gpus
+from slime_sglang.settings.topology import all_gpus, serving_topology
 
 
 def gpu_problems(settings: Settings) -> Iterator[Problem]:
@@ -117,6 +117,21 @@ def machine_problems(settings: Settings, transport: str | None, registry: Regist
         "cuda-ipc, or disk in full",
         "weights would go by the memory of one host; by cuda-ipc, the default, a rank on each sends to the servers there",
     )
+
+
+def updated_server_problems(settings: Settings) -> Iterator[Problem]:
+    """Refuse arguments under which servers of the policy may answer by other weights than those of their last update."""
+    arguments = settings.section(SglangSection).server_args
+    yield from update_problems(arguments, where="sglang.server_args")
+    try:
+        policies = serving_topology(settings).policies
+    except ConfigError:
+        return  # which `topology.problems_of` tells
+    for group in (group for model in policies for group in model.server_groups):
+        where = (
+            f"{settings.section(FleetSection).sglang_config}: {group.worker_type} of the policy: overrides"
+        )
+        yield from update_problems(group.overrides, where=where)
 
 
 def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
+from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 
 from slime_sglang.settings.section import FleetSection
@@ -15,8 +16,16 @@ def router_setting(fleet: FleetSection) -> str:
     return "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip"
 
 
-def router_problems(fleet: FleetSection) -> Iterator[Problem]:
-    """Refuse a router that is not there, or that two settings choose."""
+def router_problems(settings: Settings) -> Iterator[Problem]:
+    """Refuse a router that is not there, that two settings choose, or whose requests would meet KV caches of other weights."""
+    fleet = settings.section(FleetSection)
+    if fleet.has_router and settings.train.update_weights_in_flight == "keep":
+        yield Problem(
+            router_setting(fleet),
+            "it with update_weights_in_flight keep",
+            "no router, or recompute or continue",
+            "requests through it do not say which weights they are for, and would meet prefixes of earlier ones",
+        )
     if fleet.sglang_router_ip is not None and fleet.sglang_router_port is None:
         yield Problem("fleet.sglang_router_port", "nothing beside sglang_router_ip", "the router's port")
     if fleet.sglang_router_port is not None and not fleet.has_router:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from slime_sglang.http.request_gate import RequestGate
 from slime_sglang.server.prometheus import PrometheusTargets
 from slime_sglang.settings.section import SglangSection
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.1
 #: Seconds in which a router must be up, and have added or removed a worker.
 _DEADLINE_S = 60.0
+#: Seconds in which a router that is joined answers each call when the run leaves it.
+_LEAVE_S = 5.0
 #: The router keeps requests of one key on one worker, by its policies `consistent_hashing` and `manual`.
 _SESSION_HEADER = "X-SMG-Routing-Key"
 #: A worker that fails three times gets no request for ten seconds. Its health check is `/model_info`: SGLang's `/health`
@@ -56,6 +61,7 @@ class Router:
         section: the engines' settings: deadlines and retries.
         folder: for its log, and for the file that lists its Prometheus endpoint.
         key: API key that it asks for; None makes one for a router that is started, and none for one that is joined.
+        external: URLs of workers that one that is joined may have already.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class Router:
         section: SglangSection,
         folder: Path,
         key: str | None = None,
+        external: Collection[str] = (),
     ) -> None:
         host, port = address
         self._held = ReservedPort(), ReservedPort()
@@ -76,6 +83,7 @@ class Router:
         self._key = key if key is not None or host is not None else new_key()
         self._gate = RequestGate(width)
         self._client: SglangClient | None = None
+        self._external, self._added = external, set[str]()
         self._process: ServerProcess | None = None
         self._targets: PrometheusTargets | None = None
         if host is None:
@@ -91,7 +99,7 @@ class Router:
         """Start or join it, and wait until it answers.
 
         Raises:
-            EngineError: its port is in use, or it ended.
+            EngineError: its port is in use, it ended, or one that is joined sends requests to engines of others.
             DeadlineError: it did not answer in time.
         """
         if self._process is not None:
@@ -105,17 +113,22 @@ class Router:
             self.url, connections=self._width + 8, retries=self._section.request_retries, key=self._key
         )
         await self._until(self._is_up, "up")
+        if self._process is None:
+            await self._check_workers()
         if self._targets is not None:
             self._targets.write()
 
     async def add(self, url: str, key: str | None) -> None:
-        """Add a worker, which asks for an API key; returns once the router counts it as healthy."""
-        worker = {"url": url, "worker_type": "regular"} | ({} if key is None else {"api_key": key})
-        await self._call("POST", "/workers", worker)
+        """Add a worker, which asks for an API key, if it is not there; returns once the router counts it as healthy."""
+        if url not in self._external or await self._has_not(url):
+            self._added.add(url)
+            worker = {"url": url, "worker_type": "regular"} | ({} if key is None else {"api_key": key})
+            await self._call("POST", "/workers", worker)
         await self._until(lambda: self._has(url), f"sending requests to {url}")
 
     async def remove(self, url: str) -> None:
         """Remove a worker; returns once it is gone."""
+        self._added.discard(url)
         for worker in await self._workers():
             if worker["url"] == url:
                 await self._call("DELETE", f"/workers/{worker['id']}")
@@ -134,8 +147,10 @@ class Router:
         await self._gate.abort(end, timeout_s=self._section.control_timeout_s)
 
     async def close(self) -> None:
-        """Stop it if it was started here. May be called twice."""
+        """Stop it if it was started here, else remove the workers that were added. May be called twice."""
         if self._client is not None:
+            if self._process is None:
+                await self._leave(self._client)
             await self._client.close()
             self._client = None
         if self._process is not None:
@@ -144,6 +159,30 @@ class Router:
             self._targets.remove()
         for held in self._held:
             held.release()
+
+    async def _check_workers(self) -> None:
+        """Check that a router that is joined sends requests to no workers but external engines of the run.
+
+        Raises:
+            EngineError: it does; names them.
+        """
+        there = [worker["url"] for worker in await self._workers() if worker["is_healthy"]]
+        others = [url for url in there if url not in self._external]
+        if others:
+            raise EngineError(
+                f"--sglang-router-ip: the router at {self.url} also sends requests to {', '.join(others)}; wanted the engines of "
+                "this run alone, as others have other weights; remove them there (DELETE /workers/ID)"
+            )
+
+    async def _leave(self, client: SglangClient) -> None:
+        """Remove the workers that were added to a router that is joined, as far as it answers."""
+        added, self._added = self._added, set()
+        try:
+            for worker in (await client.call("GET", "/workers", timeout_s=_LEAVE_S))["workers"]:
+                if worker["url"] in added:
+                    await client.call("DELETE", f"/workers/{worker['id']}", timeout_s=_LEAVE_S)
+        except (EngineError, DeadlineError) as error:
+            logger.warning("the router at %s keeps workers of this run that has ended: %s", self.url, error)
 
     def _child(self, policy: str, folder: Path, key: str) -> ServerProcess:
         metrics_port = self._held[1].number

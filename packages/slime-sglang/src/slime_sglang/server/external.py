@@ -10,6 +10,7 @@ from typing import Any
 from slime_core.errors import EngineError
 
 from slime_sglang.http.client import ConnectionLostError, ServerFaultError, SglangClient
+from slime_sglang.settings.section import update_problems
 from slime_sglang.settings.server import ServerSettings
 from slime_sglang.weights.protocol import LOADERS, UNSENT
 
@@ -82,7 +83,8 @@ def check_external(info: Mapping[str, Any], address: str, settings: ServerSettin
 
     Raises:
         EngineError: it has another model or dtype, other weights in a run that sends none, does not report routed experts
-            where they are needed, or those of one pipeline stage, or has no loader that proves weights.
+            where they are needed, or those of one pipeline stage, cannot give up its GPUs' memory in a run that wants it, moves its
+            experts or keeps KV caches elsewhere, or has no loader that proves weights.
     """
     where = f"the SGLang server at {address}"
     model_path, dtype = settings.model_path, settings.dtype
@@ -107,6 +109,13 @@ def check_external(info: Mapping[str, Any], address: str, settings: ServerSettin
             f"{where}: found {stages} pipeline stages, each of which says which experts tokens passed in its own layers alone; "
             "start it with --pp-size 1, as this run needs those of all layers"
         )
+    if settings.releases_memory and info.get("device") == "cuda" and not info.get("enable_memory_saver"):
+        raise EngineError(
+            f"{where}: it cannot give up the memory of its GPUs, which this run wants while it trains; start it with "
+            "--enable-memory-saver, or run without --offload-rollout and --colocate"
+        )
+    for problem in update_problems(info, where=where) if settings.is_updated else ():
+        raise EngineError(str(problem))
     if not set(LOADERS) <= set(info.get("custom_weight_loader") or ()):
         raise EngineError(
             f"{where}: found no loader that checks and proves weights; start it with "

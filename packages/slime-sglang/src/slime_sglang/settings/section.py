@@ -76,6 +76,17 @@ _KEY_BYPASSES = {
     **dict.fromkeys(("grpc_port", "grpc_mode", "smg_grpc_mode"), "nothing"),
 }
 
+_MOVED = "experts move, or are there twice, and updates would not reach each where it is"
+_KEPT = "what it keeps of the KV cache outlives the weights that it was computed with"
+#: Arguments under which a server may answer by other weights than those of its last update -> (values that do not matter, why).
+_AGAINST_UPDATES = {
+    "enable_eplb": (("None", "False"), _MOVED),
+    "ep_num_redundant_experts": (("None", "0"), _MOVED),
+    "init_expert_location": (("None", "trivial"), _MOVED),
+    "hicache_storage_backend": (("None",), _KEPT),
+    "enable_lmcache": (("None", "False"), _KEPT),
+}
+
 RouterPolicy = Literal["random", "round_robin", "power_of_two", "cache_aware", "consistent_hashing", "manual"]
 
 
@@ -188,6 +199,18 @@ def _number_wanted(name: str, value: Any) -> str | None:
         return None if 0 < float(text) <= 1 else "a number above 0, and 1 at most"
     except ValueError:
         return "a number above 0, and 1 at most"
+
+
+def update_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[Problem]:
+    """Yield each argument of a server under which it may answer by other weights than those of its last update."""
+    for name, (harmless, why) in _AGAINST_UPDATES.items():
+        if str(arguments.get(name)) not in harmless:
+            yield Problem(
+                f"{where}.{name}",
+                str(arguments[name]),
+                "no such argument of a server whose weights are updated",
+                why,
+            )
 
 
 def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[Problem]:
