@@ -6,15 +6,19 @@ import json
 import resource
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from slime_algos.advantages.grpo import grpo
 from slime_core.errors import CheckpointError
 from slime_core.protocols import needs_of
 from slime_core.run.assemble import Algorithm
+from slime_core.samples import VersionSpans
 from slime_megatron.settings.section import MegatronSection
+from slime_megatron.settings.section_roles import RolesSection
 
 from ..algorithms import policy_gradient
 from ..batches import make_batch
@@ -146,6 +150,48 @@ def held_back(learner):
     may_write = threading.Event()
     learner._checkpoint_writer._thread.submit(may_write.wait)
     return may_write
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("keeps", [False, True], ids=["alone", "with-roles"])
+def test_where_some_layers_are_frozen_it_goes_on_as_anywhere(make_learner, tmp_path, shares, keeps):
+    """What optimizer and roles have of the others is no tensor of all layers."""
+    section = MegatronSection(freeze_params_name_list=[r"layers\.0\."], use_distributed_optimizer=shares)
+    settings = {"roles": RolesSection(keep_old_actor=keeps)}
+
+    def batch(seed):
+        made = make_batch(seed=seed)
+        versions = np.ones(len(made.response_offsets) - 1, dtype=int)
+        return replace(made, weight_versions=VersionSpans(versions=versions, offsets=made.response_offsets))
+
+    learner = make_learner(megatron=section, settings=settings, bf16=True, **SCHEDULE)
+    learner.mark_sent("1")
+    learner.train(batch(0))
+    learner.save(tmp_path)
+    unbroken = [learner.train(batch(seed))["train/grad_norm"] for seed in (1, 2)]
+    wanted = weights_of(learner)
+    learner = make_learner(megatron=section, settings=settings, bf16=True, **SCHEDULE)
+    learner.mark_sent("1")
+    learner.train(batch(9))
+    learner.load(tmp_path)
+    assert [learner.train(batch(seed))["train/grad_norm"] for seed in (1, 2)] == unbroken
+    assert all(torch.equal(wanted[name], found) for name, found in weights_of(learner).items())
+    others = MegatronSection(use_distributed_optimizer=shares)
+    with pytest.raises(CheckpointError, match=r"trains_layers_alike is False, .*of which the same layers"):
+        make_learner(megatron=others, bf16=True, **SCHEDULE).load(tmp_path)
+
+
+def test_saves_in_the_background_hold_no_more_host_memory_the_more_there_are(make_learner, tmp_path):
+    """Earlier policies have other names in each."""
+    learner = make_learner(settings={"roles": RolesSection(keep_old_actor=True)}, bf16=True, **SCHEDULE)
+    held = []
+    for number in range(5):
+        learner.mark_sent(str(number))
+        learner.save(tmp_path / str(number), in_background=True)
+        assert learner.written(wait=True)
+        copies = learner._checkpoint_writer._copies.values()
+        held.append(sum(copy.nbytes for alike in copies for copy in alike))
+    assert held[0] < held[2] == held[3] == held[4]
 
 
 @pytest.mark.parametrize("in_background", [False, True], ids=["", "background"])

@@ -84,6 +84,21 @@ def test_full_recomputation_keeps_a_row_a_layer_and_works_with_one_layer():
     assert again.working >= layer
 
 
+@pytest.mark.parametrize(
+    ("method", "n", "rows", "whole", "at_once"),
+    [("uniform", 1, 2, 0, 1), ("uniform", 2, 1, 0, 2), ("block", 1, 1, 1, 1), ("block", 2, 2, 0, 1)],
+)
+def test_layers_are_recomputed_in_groups_or_the_first_of_them_alone(method, n, rows, whole, at_once):
+    """Of two layers, of 10 tokens, with rows of 8 numbers of 2 bytes."""
+    layer = layer_bytes(DENSE, ONE, shape(tokens=10), layer=0)
+    by_one, found = (
+        activations_of_stage(DENSE, ONE, shape(tokens=10, recompute="full", **how), stage=0, in_flight=1)
+        for how in ({}, {"recompute_method": method, "recomputed_layers": n})
+    )
+    assert found.kept == rows * 10 * 2 * 8 + whole * layer
+    assert found.working == by_one.working + (at_once - 1) * layer
+
+
 def test_the_first_stage_holds_a_micro_batch_for_each_stage():
     layout = Layout(ranks=4, pipeline=2)
     assert [in_flight(layout, stage) for stage in range(2)] == [2, 1]

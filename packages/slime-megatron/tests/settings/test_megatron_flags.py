@@ -100,6 +100,13 @@ def test_values_get_their_types_from_megatrons_parser():
         parsed({"recompute_method": "x"})
 
 
+def test_what_a_recipe_turns_off_is_off():
+    assert parsed({"overlap_grad_reduce": False, "no_rope_fusion": False, "recompute_num_layers": False}) == {
+        "overlap_grad_reduce": ("--overlap-grad-reduce false", False),
+        "apply_rope_fusion": ("--no-rope-fusion false", True),
+    }
+
+
 def test_they_reach_the_models_the_optimizers_and_the_buffers_configuration(make_learner):
     args = {
         "recompute_method": "block",

@@ -145,3 +145,35 @@ def test_logits_that_are_no_numbers_are_said_with_the_version_of_the_weights(tem
     )
     with pytest.raises(ArithmeticError, match=wanted):
         tested.step()
+
+
+@pytest.mark.parametrize("with_kernels", [True, False])
+def test_after_a_step_that_failed_nothing_of_it_is_in_the_cache(with_kernels):
+    """Masks hide what is finite, and NaN is not."""
+    family = FAMILIES["llama"]
+    architecture = family.architecture(CONFIGS["llama"]().to_dict() | {"model_type": family.model_type})
+    decoder = Decoder(
+        family, architecture, max_length=MAX_LEN, dtype=torch.float32, device=CPU, with_kernels=with_kernels
+    )
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator) * 0.2
+        for name, shape in decoder.weights.shapes().items()
+    }
+    decoder.weights.load(weights)
+    tested = Scheduler(decoder, decoder.create_cache(4), max_running=4, max_prefill_tokens=1000)
+
+    def run(length):
+        (asked,) = requests([length], responses=3)
+        tested.submit([asked])
+        while tested.busy:
+            tested.step()
+        return asked.tokens
+
+    wanted = run(5)
+    decoder.weights.load({name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()})
+    with pytest.raises(ArithmeticError):
+        run(40)
+    assert len(tested.recover()) == 1
+    decoder.weights.load(weights)
+    assert run(5) == wanted

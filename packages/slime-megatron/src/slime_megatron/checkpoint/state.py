@@ -56,6 +56,8 @@ _FORMAT = 1
 _METADATA = {"distrib_optim_sharding_type": SHARDING, "chained_optim_avoid_prefix": True}
 #: Whether ranks shared the optimizer's state when a folder was written.
 _SHARED = "use_distributed_optimizer"
+#: Whether what is trained of one layer was trained of all; older folders, which could not be written otherwise, do not say.
+_ALIKE = "trains_layers_alike"
 #: What names of master weights begin with in checkpoints: of a plain optimizer, and of a distributed one.
 _MASTER, _SHARED_MASTER = "optimizer.state.fp32_param.", "optimizer.state.param."
 
@@ -75,6 +77,9 @@ class TrainerState:
     """What the advantage estimator remembers: JSON values."""
     skipped_steps: SkippedSteps = field(default_factory=lambda: SkippedSteps(0))
     """How many optimizer steps in a row were skipped."""
+    trains_layers_alike: bool = True
+    """Whether what is trained of one layer is trained of all. Else what is there of trained parameters alone is stored layer by layer,
+    and not as one tensor of all layers, which would have holes."""
 
     @property
     def shares_optimizer(self) -> bool:
@@ -89,6 +94,7 @@ class TrainerState:
             "bf16": self.model.config.bf16,
             "fp16": self.model.config.fp16,
             "architecture": describe(self.architecture),
+            _ALIKE: self.trains_layers_alike,
             "lora": None if self.lora is None or self.lora.rank is None else self.lora.model_dump(),
         }
 
@@ -129,12 +135,12 @@ def load(state: TrainerState, folder: Path) -> None:
     Raises:
         CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
     """
-    description = read_description(folder)
+    description = {_ALIKE: True} | read_description(folder)
     check_same(
         description,
         state.description,
         whose="this trainer's",
-        todo="load a checkpoint of the same model and precision",
+        todo="load a checkpoint of the same model and precision, of which the same layers were frozen",
     )
     converts = description.get(_SHARED, False) != state.shares_optimizer
     if state.weight_sets is not None:
@@ -214,11 +220,16 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     metadata = {**_METADATA, "dp_cp_group": data_parallel}
     model = state.model.module.sharded_state_dict(metadata=metadata)
     shard_adapters(model, state.model.module, data_parallel)
+    trained = model
+    if not state.trains_layers_alike:
+        trained = state.model.module.sharded_state_dict(metadata=metadata | {"non_homogeneous_layers": True})
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
         fill(state.optimizer)
         for inner in inner_optimizers(state.optimizer) if state.shares_optimizer else ():
             fill_steps(inner)
-    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
+    optimizer = state.optimizer.sharded_state_dict(
+        {"model": trained}, is_loading=is_loading, metadata=metadata
+    )
     for each in parts_of(optimizer):
         if each.get("param_state", ()) is None:  # of another rank than the first of those that share it
             each["param_state"] = LocalNonpersistentObject({})
@@ -230,7 +241,7 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     sharded = {"model": model, "optimizer": optimizer}
     if state.weight_sets is not None and state.weight_sets.checkpointed:
         sharded["roles"] = {
-            role: state.weight_sets.sharded(role, model) for role in state.weight_sets.checkpointed
+            role: state.weight_sets.sharded(role, trained) for role in state.weight_sets.checkpointed
         }
     return sharded
 

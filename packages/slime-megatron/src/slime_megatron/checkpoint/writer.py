@@ -25,6 +25,8 @@ from slime_megatron.settings.manifest import DESCRIPTION
 
 #: A file that this rank writes, as Megatron plans it: its path, its name, its (bytes, tensors).
 File = tuple[str, str, tuple[list[tuple[Any, Any]], list[tuple[Any, Tensor]]]]
+#: Shape and dtype -> copies on the host.
+Copies = dict[tuple[torch.Size, torch.dtype], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,13 @@ class CheckpointWriter:
     itself: on a thread of this process, which the end of the process ends too, and which needs no other rank.
 
     In the background it writes from a copy on the host, in pinned memory if the state is on CUDA, which the next save uses
-    again: as much memory as this rank's part of the checkpoint.
+    again: as much memory as this rank's part of the newest checkpoint.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._thread = DaemonThread("checkpoint")
-        self._copies: dict[Any, Tensor] = {}
+        self._copies: Copies = {}
         self._in_flight: list[_PendingFolder] = []
 
     def save(self, states: Sequence[tuple[TrainerState, Path]], *, in_background: bool) -> None:
@@ -64,7 +66,8 @@ class CheckpointWriter:
             CheckpointError: a rank could not write its part of this or the save before; says which, and why.
         """
         self.complete(wait=True)
-        for number, (state, folder) in enumerate(states):
+        copies: Copies = {}
+        for state, folder in states:
             folder.mkdir(parents=True, exist_ok=True)
             with quiet():
                 request = planned(state, folder)
@@ -72,12 +75,14 @@ class CheckpointWriter:
                 if request.preload_fn is not None:
                     files = request.async_fn_args[1] if in_background else request.preload_fn()
                 if in_background:
-                    self._copy(files, number)
+                    self._copy(files, copies)
             written = self._thread.submit(_write, request, files)
             self._in_flight.append(
                 _PendingFolder(folder, request, json.dumps(described(state), indent=2), written)
             )
-        if not in_background:
+        if in_background:
+            self._copies = copies  # and those of the save before that had no use are gone
+        else:
             self.complete(wait=True)
 
     def complete(self, *, wait: bool) -> bool:
@@ -102,19 +107,21 @@ class CheckpointWriter:
         """Wait until nothing is written any more. Of this rank alone."""
         self._thread.shutdown()
 
-    def _copy(self, files: Sequence[File], number: int) -> None:
-        """Put copies in the place of the tensors of a folder, the save's `number`-th."""
+    def _copy(self, files: Sequence[File], copies: Copies) -> None:
+        """Put copies in the place of the tensors of a folder, and note them; they are those of the save before as far as they are alike."""
         for *_, (_, tensors) in files:
-            tensors[:] = [(item, self._copied((number, item.index), tensor)) for item, tensor in tensors]
+            tensors[:] = [(item, self._copied(tensor, copies)) for item, tensor in tensors]
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def _copied(self, key: Any, tensor: Tensor) -> Tensor:
-        known = self._copies.get(key)
-        if known is None or known.shape != tensor.shape or known.dtype != tensor.dtype:
-            known = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._copies[key] = known
-        return known.copy_(tensor, non_blocking=True)
+    def _copied(self, tensor: Tensor, copies: Copies) -> Tensor:
+        kind = tensor.shape, tensor.dtype
+        if alike := self._copies.get(kind):
+            copy = alike.pop()
+        else:
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copies.setdefault(kind, []).append(copy)
+        return copy.copy_(tensor, non_blocking=True)
 
 
 def _write(request: AsyncRequest, files: Sequence[File]) -> dict[int, Any]:

@@ -33,7 +33,7 @@ from slime_megatron.learner.behaviour_policies import ROLE_PREFIX, BehaviourPoli
 from slime_megatron.learner.critic import CRITIC, Critic
 from slime_megatron.learner.estimator import StatefulEstimator
 from slime_megatron.learner.metrics import mismatch, sample_means, work
-from slime_megatron.learner.policy_model import add_roles, build_policy
+from slime_megatron.learner.policy_model import add_roles, build_policy, layers_are_trained_alike
 from slime_megatron.learner.postprocess import postprocess
 from slime_megatron.learner.step import BegunStep, CreditedStep, pack
 from slime_megatron.model.family_layers import layers_of
@@ -279,7 +279,7 @@ class Learner:
         p = self._policy
         return state.TrainerState(
             self._held, p.model, p.optimizer, p.scheduler, self._weight_sets, self._settings.lora,
-            self._estimator.state, p.skipped_steps,
+            self._estimator.state, p.skipped_steps, layers_are_trained_alike(self._settings, self._held),
         )  # fmt: skip
 
     @property

@@ -14,7 +14,7 @@ from slime_megatron.checkpoint.stored_as_hf import weights_of
 from slime_megatron.hf.load_weights import load_weights
 from slime_megatron.hf.shard import global_weights
 from slime_megatron.model.family_layers import FamilyLayers, layers_of
-from slime_megatron.model.freezing import freeze
+from slime_megatron.model.freezing import freeze, trains_layers_alike
 from slime_megatron.model.gpt import build_model
 from slime_megatron.model.lora import add_adapters, clear_adapters
 from slime_megatron.optim.weight_sets import WeightSets, check_same_model
@@ -60,6 +60,16 @@ def build_policy(
         frozen=section.freeze_params_name_list,
     )
     return model
+
+
+def layers_are_trained_alike(settings: LearnerSettings, held: Architecture) -> bool:
+    """Return whether of all layers the same parameters are trained; adapters are of all."""
+    section = settings.megatron
+    return settings.lora.rank is not None or trains_layers_alike(
+        settings.family.parameter_names(held),
+        only_train=section.only_train_params_name_list,
+        frozen=section.freeze_params_name_list,
+    )
 
 
 def add_roles(

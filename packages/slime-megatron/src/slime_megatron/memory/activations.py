@@ -55,9 +55,13 @@ def activations_of_stage(
     layers = [layer_bytes(architecture, layout, shape, layer=layer, memory=memory) for layer in own]
     working = max(_backward_bytes(architecture, layout, shape, layer=layer) for layer in own)
     row = shape.tokens * shape.dtype_bytes * architecture.hidden_size // token_ranks(layout)
-    if shape.recompute == "full":
-        kept = len(layers) * row
-        working += max(layers)
+    n = shape.recomputed_layers
+    if shape.recompute == "full" and shape.recompute_method == "block":
+        kept = len(layers[:n]) * row + sum(layers[n:])
+        working += max(layers[:n], default=0)
+    elif shape.recompute == "full":
+        kept = -(-len(layers) // n) * row
+        working += max(sum(layers[i : i + n]) for i in range(0, len(layers), n))
     else:
         kept = sum(layers)
     kept_by_head = working_of_head = 0

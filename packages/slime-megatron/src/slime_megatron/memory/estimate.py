@@ -252,6 +252,8 @@ def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
         attends_in_float32=rounds and _attends_in_float32(question),
         multiplies_in_float32=rounds and _multiplies_in_float32(),
         recompute=section.recompute_granularity,
+        recompute_method=section.megatron_args.get("recompute_method", "uniform"),
+        recomputed_layers=int(section.megatron_args.get("recompute_num_layers", 1)),
         logits_tokens=section.log_probs_chunk_size,
         with_entropy="entropy" in needs,
         with_logits=not LOGITS.isdisjoint(needs),
@@ -315,7 +317,8 @@ def _host(
     if roles.keep_old_actor:
         found["earlier policies"] = 2 * snapshot
     if settings.checkpoint.async_save:
-        found["copy for saving"] = weights + parts[OPTIMIZER]
+        n_roles = 2 * roles.keep_old_actor + ("ref" in frozen and roles.ref_update_interval is not None)
+        found["copy for saving"] = weights + parts[OPTIMIZER] + n_roles * snapshot
     if settings.cluster.offloads_train and question.device.kind == "cuda":
         found["offloaded optimizer"] = parts[OPTIMIZER]
         if settings.cluster.offloads_rollout:

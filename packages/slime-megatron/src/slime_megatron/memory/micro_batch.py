@@ -24,6 +24,11 @@ class MicroBatchShape:
     """Whether matrix products of another dtype are made from float32 copies; see `slime_models.cpu.product`."""
     recompute: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass instead of being kept."""
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    """With `full`: the input of each `recomputed_layers` layers in a row is kept, or that of each of the first so many layers of a
+    stage, and the others are not recomputed."""
+    recomputed_layers: int = 1
+    """How many."""
     logits_tokens: int = 4096
     """Tokens whose logits are held at once."""
     with_entropy: bool = False

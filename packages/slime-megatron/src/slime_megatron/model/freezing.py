@@ -10,6 +10,9 @@ from slime_core.errors import TrainerError
 from torch import Tensor
 from torch.nn import Module
 
+#: The name of a layer's parameter, without the layer's number.
+_LAYER = re.compile(r"(.*?\blayers\.)\d+(\..*)")
+
 
 def freeze(
     model: Module,
@@ -34,10 +37,7 @@ def freeze(
     Raises:
         TrainerError: a pattern matches nothing, or nothing is left to train.
     """
-    trained = set(names)
-    if only_train:
-        trained &= _matched(only_train, names, setting="only_train_params_name_list")
-    trained -= _matched(frozen, names, setting="freeze_params_name_list")
+    trained = _trained(names, only_train, frozen)
     if not trained:
         raise TrainerError("freeze_params_name_list matches every parameter; leave some to train")
     for name, parameter in own.items():
@@ -48,6 +48,24 @@ def freeze(
     if embedding is not None and config.recompute_granularity == "full":
         # A layer whose input wants no gradient is recomputed without any, its weights' included.
         embedding.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+
+
+def trains_layers_alike(
+    names: Collection[str], *, only_train: Sequence[str] = (), frozen: Sequence[str] = ()
+) -> bool:
+    """Return whether each of the whole model's layers that have a parameter trains it, or none does; see `freeze`."""
+    trained, of_layers = _trained(names, only_train, frozen), dict[str, set[bool]]()
+    for name in names:
+        if (in_layer := _LAYER.fullmatch(name)) is not None:
+            of_layers.setdefault(f"{in_layer[1]}{in_layer[2]}", set()).add(name in trained)
+    return all(len(found) == 1 for found in of_layers.values())
+
+
+def _trained(names: Collection[str], only_train: Sequence[str], frozen: Sequence[str]) -> set[str]:
+    trained = set(names)
+    if only_train:
+        trained &= _matched(only_train, names, setting="only_train_params_name_list")
+    return trained - _matched(frozen, names, setting="freeze_params_name_list")
 
 
 def _matched(patterns: Iterable[str], names: Collection[str], *, setting: str) -> set[str]:

@@ -157,10 +157,13 @@ def parsed(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     if not given:
         return {}
     parser = megatron_parser()
-    found = {}
+    found: dict[str, tuple[str, Any]] = {}
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
-        if value is False:
+        if value is False:  # of a recipe: what the flag would turn on is off
+            action = parser._option_string_actions[flag]
+            if isinstance(action, argparse._StoreTrueAction | argparse._StoreFalseAction):
+                found[action.dest] = (f"{flag} false", not action.const)
             continue
         words = [] if value is True else [str(v) for v in (value if isinstance(value, list) else [value])]
         action = parser._option_string_actions[flag]

@@ -141,6 +141,12 @@ class Scheduler:
         self._cache.clear()
         return requests
 
+    def recover(self) -> list[Request]:
+        """Take every request out after a step that failed, and free the cache: what is hidden by a mask must be finite there."""
+        requests = self.clear()
+        self._cache.free()
+        return requests
+
     def retract(self) -> None:
         """Put the running requests back in front of the queue, to be prefilled anew with what they have."""
         self.forbid_sharing()

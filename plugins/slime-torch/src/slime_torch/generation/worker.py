@@ -116,7 +116,7 @@ class Worker:
             failure = EngineError(f"torch engine: a generation step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.finish(scheduler.take_finished())
-            self.finish(scheduler.clear(), failure)
+            self.finish(scheduler.recover(), failure)
 
     def _execute(self, command: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         result, failure = None, None
