@@ -162,6 +162,18 @@ def test_a_text_prompt_is_answered_by_its_label(smollm2_tokenizer):
         samples_of(smollm2_tokenizer, "2+2=", tokens=ids)
 
 
+def test_an_empty_label_that_no_token_ends_is_no_answer():
+    class WithoutEnd:
+        eos_token_id = None
+
+        def encode(self, text):
+            return [ord(one) for one in text]
+
+    sample = Sample(index=7, group_index=3, prompt="x", tokens=[5, 6], label="")
+    with pytest.raises(DataError, match="sample 7: no answer begins within 2 tokens"):
+        supervised(sample, WithoutEnd(), loss_mask=rendered)
+
+
 def test_a_sequence_is_cut_at_the_context(smollm2_tokenizer):
     sample = Sample(index=7, group_index=3, prompt="x", tokens=[5, 6], label="a b c d e f g h")
     (whole,) = supervised(sample, smollm2_tokenizer, loss_mask=rendered)

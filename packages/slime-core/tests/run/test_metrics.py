@@ -79,6 +79,7 @@ def test_a_long_end_that_compresses_to_less_than_a_tenth_is_repetition():
     assert has_repetition(drawn + "abc" * 4000)
     assert not has_repetition("abc" * 4000 + drawn)
     assert not has_repetition("a" * 9_999)
+    assert has_repetition("\ud800" * 10_000)  # half of a character, as of bytes that are no UTF-8
     groups = [[scored(0, response="a" * 10_000), scored(0, response="a")]]
     found = rollout_metrics(groups, reward_key=None, drops=Counter())
     assert found["rollout/repetition_frac"] == 0.5

@@ -39,7 +39,8 @@ def pass_at_k(
 ) -> NDArray[np.float64]:
     """Return, for the best of each group, how far it is ahead of the second best; 0 for the others.
 
-    The first of several best is taken. A group of one gets 0; verl refuses it.
+    The first of several best is taken. A group of one gets 0; verl refuses it. Samples of one execution (siblings) compete as others do: where
+    executions have several, the best has no lead, and nothing is learnt.
 
     Args:
         raw_rewards: [N] rewards as scored.

@@ -275,3 +275,45 @@ def test_a_critic_of_ppo_gets_gpus_of_its_own_and_another_estimator_none(words, 
     ppo = read_stages(words("qwen2.5-0.5B-ppo", *pool), registry)[0].settings
     assert ppo.cluster.pools == {"critic": (1, 4)}
     assert read_stages(words("qwen3-4B", *pool), registry)[0].settings.cluster.pools == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "warmup"),
+    [
+        (["--num-rollout", "1000", "--lr-decay-iters", "100"], 10),
+        (["--num-rollout", "1000"], 100),
+    ],
+)
+def test_a_share_of_warm_up_is_of_the_decay_as_megatron_has_it(words, registry, more, warmup):
+    more = [*more, "--lr-decay-style", "linear", "--lr-warmup-fraction", "0.1", "--global-batch-size", "256"]
+    settings = read_stages(words("qwen3-4B", *more), registry)[0].settings
+    assert settings.train.lr_warmup_iters == warmup
+
+
+def test_epochs_are_counted_where_no_schedule_is_named_as_the_references_is_linear(words, registry):
+    given = words("qwen3-4B")
+    for name in ("--lr-decay-style", "--num-rollout"):
+        del given[given.index(name) : given.index(name) + 2]
+    settings = read_stages([*given, "--num-epoch", "16"], registry)[0].settings
+    assert (settings.run.num_rollout, settings.train.lr_decay_style) == (2, "linear")  # 4 rows, 32 a step
+
+
+def test_an_iteration_that_is_not_there_is_refused(words, problems, tmp_path):
+    (tmp_path / "megatron/iter_0000100").mkdir(parents=True)
+    (tmp_path / "megatron/iter_0000100/.metadata").touch()
+    (tmp_path / "megatron/latest_checkpointed_iteration.txt").write_text("100")
+    (tmp_path / "run/checkpoints/step_000100").mkdir(parents=True)
+    for name, wanted in (
+        ("megatron", "an iteration that is there"),
+        ("run", "one of its checkpoints by name"),
+    ):
+        found = problems(words("qwen3-4B", "--load", str(tmp_path / name), "--ckpt-step", "50"))
+        assert (
+            [one for one in found if one.startswith("--ckpt-step")]
+            == [
+                one
+                for one in found
+                if f"found 50, which is no iteration in {tmp_path / name}; wanted {wanted}" in one
+            ]
+            != []
+        )

@@ -198,7 +198,7 @@ def has_repetition(text: str) -> bool:
 
     Source: slime/utils/metric_utils.py, `has_repetition`.
     """
-    end = text[-_REPEATED_CHARACTERS:].encode()
+    end = text[-_REPEATED_CHARACTERS:].encode(errors="replace")
     return len(end) >= _REPEATED_CHARACTERS and len(end) > _REPEATED_RATIO * len(zlib.compress(end))
 
 

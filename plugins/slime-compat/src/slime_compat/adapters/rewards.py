@@ -135,11 +135,11 @@ def _numbered(args: Any, sample: Sample, answer: Any) -> Any:
     key = args.reward_key or SCORE
     if args.custom_reward_post_process_path is None or not isinstance(answer, Mapping):
         return answer
-    if isinstance(answer.get(key), int | float):
-        return answer
     plain = plain_value(answer)
     if isinstance(plain, Failed):
         return answer  # which is refused for the same reason
+    if isinstance(plain, Mapping) and isinstance(plain.get(key), int | float):
+        return answer
     sample.metadata = {**sample.metadata, ANSWER: plain}
     return 0.0 if args.reward_key is None else {key: 0.0}
 

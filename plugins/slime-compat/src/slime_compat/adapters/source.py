@@ -15,6 +15,7 @@ from slime_core.samples import Group, Sample
 from slime_compat.adapters.calling import Theirs
 from slime_compat.views.running.building import built_for
 from slime_compat.views.running.namespace import Args
+from slime_compat.views.samples.sources import RolloutDataSource
 
 _METHODS = ("get_samples",)
 
@@ -53,8 +54,9 @@ class ReferenceSource:
 class SourceOfTheirs:
     """A data source of the reference system; satisfies `slime_core.protocols.DataSource`.
 
-    Prompts that come as text get their ids from the run's tokenizer. The position is what `save` of the class writes, under the
-    number of groups that were taken; one without such a method begins anew when a run is resumed.
+    Prompts that come as text get their ids from the run's tokenizer. The position of a `RolloutDataSource` is part of a checkpoint; that of
+    a class with `save` and `load` of its own is what these write, under the number of groups that were taken; one without such a
+    method begins anew when a run is resumed.
 
     Args:
         theirs: object of the user's class.
@@ -66,6 +68,7 @@ class SourceOfTheirs:
         self._theirs, self._who, self._tokenizer = theirs, who, build.tokenizer
         self._n_samples = build.settings.rollout.n_samples_per_prompt
         self._taken = 0
+        self._is_ours = isinstance(theirs, RolloutDataSource) and not theirs.keeps_own_position
 
     def __len__(self) -> int:
         """Return the number of prompts, 0 where it does not say."""
@@ -95,7 +98,9 @@ class SourceOfTheirs:
         return [list(group) for group in groups]
 
     def state(self) -> dict[str, Any]:
-        """Return the position: how many groups were taken, under which number the class wrote its own."""
+        """Return the position: how many groups were taken, and where the prompts are, or under which number the class wrote that."""
+        if self._is_ours:
+            return {"taken": self._taken, "position": self._theirs.position()}
         if callable(getattr(self._theirs, "save", None)):
             self._theirs.save(self._taken)
         return {"taken": self._taken}
@@ -103,7 +108,9 @@ class SourceOfTheirs:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on after the groups that were taken."""
         self._taken = int(state["taken"])
-        if callable(getattr(self._theirs, "load", None)):
+        if "position" in state:
+            self._theirs.go_on(state["position"])
+        elif callable(getattr(self._theirs, "load", None)):
             self._theirs.load(self._taken)
 
     def _complete(self, sample: Sample) -> None:

@@ -16,6 +16,7 @@ from slime_compat.adapters.attributes import asks_for, calls, computes_with_logi
 from slime_compat.adapters.calling import Theirs
 from slime_compat.adapters.whole import whole_sequences
 from slime_compat.views.training.logits import Logits
+from slime_compat.views.training.policy import lacking_in_default_loss
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,7 @@ _COLUMNS = {
 _GROUPED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _TOLERANCE = 1e-4
 #: Functions that take each tensor-parallel rank to have some columns of logits.
+_DEFAULT_LOSS = "policy_loss_function"
 _OF_SHARDS = ("vocab_parallel_cross_entropy", "fused_vocab_parallel_cross_entropy", "all_reduce")
 
 
@@ -79,7 +81,7 @@ class ReferenceLoss:
     `ReferenceAdvantages`.
 
     Raises:
-        PluginError: the function adds logits up over tensor-parallel ranks.
+        PluginError: the function adds logits up over tensor-parallel ranks, or calls the default loss with settings that it lacks.
     """
 
     #: Its own affair: `rollout_log_probs` are in the batch.
@@ -96,7 +98,16 @@ class ReferenceLoss:
                 f"{self._theirs.who}: its file calls {summed[0]}, with tensor_model_parallel_size {ranks}; wanted a loss of logits "
                 "that every rank has whole: take log-probs by get_responses and log_softmax, or by get_log_probs_and_entropy"
             )
-        entropy = {"entropy"} if asks_for(function, "with_entropy") else set()
+        calls_default = calls(function, _DEFAULT_LOSS)
+        if calls_default and (lacking := lacking_in_default_loss(run_args or {})):
+            raise PluginError(
+                f"{self._theirs.who}: its file calls {_DEFAULT_LOSS}, which has no {lacking} here; wanted a loss that computes it itself, "
+                "or the estimator's own loss, without --custom-loss-function-path"
+            )
+        has_entropy = asks_for(function, "with_entropy") or (
+            calls_default and (run_args or {}).get("entropy_coef")
+        )
+        entropy = {"entropy"} if has_entropy else set()
         self._needs = _needed(run_args) | ({"sequence_logits"} if self._wants_logits else entropy)
 
     def needs(self, options: Mapping[str, Any]) -> frozenset[str]:

@@ -11,13 +11,14 @@ def schedule(made: Made) -> None:
     """Turn epochs into steps where the learning rate needs their number, and a share of warm-up into optimizer steps."""
     script = made.script
     share = script.take("lr_warmup_fraction")
-    decays = script.value("lr_decay_style") not in (None, "constant")
+    decays = script.value("lr_decay_style") != "constant"  # without it, `linear` is the reference's
     if not script.has("num_rollout") and script.has("num_epoch") and (decays or share is not None):
         made.put("train", "lr_decay_iters", 1)
         _epochs(made)
     if share is None:
         return
-    steps = _optimizer_steps(made)
+    decay = script.value("lr_decay_iters") or ""
+    steps = int(decay) if decay.isdecimal() else _optimizer_steps(made)
     if steps is None and script.has("num_epoch"):
         return  # its data is not there, or less than a step: that is said of it
     if steps is None:
@@ -29,7 +30,10 @@ def schedule(made: Made) -> None:
         made.refuse("lr_warmup_fraction", " ".join(share), "a number from 0 to 1")
         return
     made.put("train", "lr_warmup_iters", iterations)
-    made.note("lr_warmup_fraction", f"--lr-warmup-iters {iterations}, of {steps} optimizer steps")
+    made.note(
+        "lr_warmup_fraction",
+        f"--lr-warmup-iters {iterations}, of {steps} {'--lr-decay-iters' if decay else 'optimizer steps'}",
+    )
 
 
 def _epochs(made: Made) -> None:

@@ -48,6 +48,13 @@ def _run_folder(made: Made, save: Path | None) -> None:
 def _start(made: Made, load: Path, step: str | None, save: Path | None) -> Path | None:
     """Return the folder of weights that `--load` means; None where there are none, or the run goes on by itself."""
     kind = kind_of(at_iteration(load, step) if step is not None else load)
+    if step is not None and kind == "nothing" and (whole := kind_of(load)) != "nothing":
+        made.refuse(
+            "ckpt_step", f"{step}, which is no iteration in {load}",
+            f"one of its checkpoints by name, --load {load}/checkpoints/step_..., and a --save of its own" if whole == "run"
+            else "an iteration that is there",
+        )  # fmt: skip
+        return None
     if kind == "run":
         if load != save:
             made.put("checkpoint", "load", str(load))

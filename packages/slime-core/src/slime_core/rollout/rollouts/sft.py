@@ -99,7 +99,7 @@ def _answered(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int
 def _finished(
     sample: Sample, ids: list[int], mask: list[int], tokenizer: Tokenizer, max_tokens: int | None
 ) -> Sample:
-    kept, n_prompt = mask[:max_tokens], mask.index(1)
+    kept, n_prompt = mask[:max_tokens], mask.index(1) if 1 in mask else 0
     if 1 not in kept or n_prompt == 0:
         raise DataError(
             f"{sample.name}: no answer begins within {len(kept)} tokens and after the first; raise "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,9 +46,15 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
     """
     runtime = running()
     if runtime is not None and runtime.run is not None and runtime.run.scorer is not None:
-        scored = dataclasses.replace(sample)
-        await runtime.run.score([scored], evaluation=runtime.context.evaluation)
-        return scored.reward
+        before, sample.reward = (
+            sample.reward,
+            None,
+        )  # what else a reward writes stays, and what the sample has besides is there
+        try:
+            await runtime.run.score([sample], evaluation=runtime.context.evaluation)
+            return sample.reward
+        finally:
+            sample.reward = before
     path = sample.custom_rm_path or getattr(args, "custom_rm_path", None)
     if path is not None:
         return await _awaited(_imported(path)(args, sample, **kwargs))

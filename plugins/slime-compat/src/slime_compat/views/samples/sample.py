@@ -66,9 +66,9 @@ class ReferenceSample(samples.Sample):
 
     def get_reward_value(self, args: Any) -> Any:
         """Return the reward, or of a dict its entry `args.reward_key`."""
-        if (answer := self.metadata.get(ANSWER)) is not None:
-            return answer
         key = getattr(args, "reward_key", None)
+        if (answer := self.metadata.get(ANSWER)) is not None:
+            return answer[key] if key and key in answer else answer
         return self.reward if not key else self.reward[key]  # type: ignore[index]  # a dict, as the key says
 
     def append_response_tokens(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class RolloutDataSource(AbstractSource):
             groups: list[list[Sample]] = self._source.take(num_samples)
             for group in groups:
                 for sample in group:
-                    if isinstance(sample.prompt, str):
+                    if isinstance(sample.prompt, str) and not sample.multimodal_inputs:
                         sample.tokens = []
             viewed_groups(groups)
         else:
@@ -95,16 +95,16 @@ class RolloutDataSource(AbstractSource):
         """Write the position."""
         path = self._file(rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self._position()))
+        path.write_text(json.dumps(self.position()))
 
     def load(self, rollout_id: int | None = None) -> None:
         """Go on from a position."""
-        path = self._file(0 if rollout_id is None else rollout_id)
-        state = json.loads(path.read_text())
-        if self._source is not None:
-            self._source.restore(state.pop("source"))
-        for name, value in state.items():
-            setattr(self, name, value)
+        self.go_on(json.loads(self._file(0 if rollout_id is None else rollout_id).read_text()))
+
+    @property
+    def keeps_own_position(self) -> bool:
+        """Whether `save` and `load` are a class's own: then it alone knows where it is."""
+        return type(self).save is not RolloutDataSource.save or type(self).load is not RolloutDataSource.load
 
     def __len__(self) -> int:
         """Return the number of prompts."""
@@ -113,10 +113,19 @@ class RolloutDataSource(AbstractSource):
     def _file(self, rollout_id: int) -> Path:
         return Path(self.args.save) / "rollout" / f"global_dataset_state_dict_{rollout_id}.json"
 
-    def _position(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
+        """Return the position: JSON values."""
         names = ("epoch_id", "sample_group_index", "sample_index", "sample_offset", "metadata")
         state = {name: getattr(self, name) for name in names}
         return state if self._source is None else state | {"source": self._source.state()}
+
+    def go_on(self, position: Mapping[str, Any]) -> None:
+        """Go on from what `position` returned."""
+        state = dict(position)
+        if self._source is not None:
+            self._source.restore(state.pop("source"))
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
@@ -157,12 +166,13 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         """Return the values that are kept."""
         return self.metadata
 
-    def _position(self) -> dict[str, Any]:
-        return super()._position() | {"buffer": [[one.to_dict() for one in group] for group in self.buffer]}
+    def position(self) -> dict[str, Any]:
+        """Return the position, with the groups that wait."""
+        return super().position() | {"buffer": [[one.to_dict() for one in group] for group in self.buffer]}
 
-    def load(self, rollout_id: int | None = None) -> None:
+    def go_on(self, position: Mapping[str, Any]) -> None:
         """Go on from a position, with the groups that waited."""
-        super().load(rollout_id)
+        super().go_on(position)
         self.buffer = [[viewed(Sample.from_dict(one)) for one in group] for group in self.buffer]  # type: ignore[arg-type]  # dicts
 
 

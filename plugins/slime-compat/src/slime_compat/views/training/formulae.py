@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from slime_algos.losses.policy import clipped_objective
-from slime_algos.terms.kl import KL_ESTIMATORS
+from slime_algos.terms.kl import KL_ESTIMATORS, LOW_VAR_LIMIT
 from slime_core.errors import PluginError
 
 
@@ -21,8 +21,12 @@ def compute_approx_kl(
     """
     if kl_loss_type not in KL_ESTIMATORS:
         raise PluginError(f"kl_loss_type: found {kl_loss_type!r}; wanted one of {', '.join(KL_ESTIMATORS)}")
-    kl: torch.Tensor = KL_ESTIMATORS[kl_loss_type](log_probs.float() - log_probs_base.float())
-    return kl if importance_ratio is None else kl * importance_ratio
+    x = log_probs.float() - log_probs_base.float()
+    if importance_ratio is None:
+        return torch.as_tensor(KL_ESTIMATORS[kl_loss_type](x))
+    if kl_loss_type == "low_var_kl":  # is cut off once it is weighed
+        return (KL_ESTIMATORS["k3"](x) * importance_ratio).clamp(max=LOW_VAR_LIMIT)
+    return KL_ESTIMATORS[kl_loss_type](x) * importance_ratio
 
 
 def compute_policy_loss(
