@@ -22,11 +22,10 @@ def compute_approx_kl(
     if kl_loss_type not in KL_ESTIMATORS:
         raise PluginError(f"kl_loss_type: found {kl_loss_type!r}; wanted one of {', '.join(KL_ESTIMATORS)}")
     x = log_probs.float() - log_probs_base.float()
-    if importance_ratio is None:
-        return torch.as_tensor(KL_ESTIMATORS[kl_loss_type](x))
-    if kl_loss_type == "low_var_kl":  # is cut off once it is weighed
-        return (KL_ESTIMATORS["k3"](x) * importance_ratio).clamp(max=LOW_VAR_LIMIT)
-    return KL_ESTIMATORS[kl_loss_type](x) * importance_ratio
+    is_cut_off_later = importance_ratio is not None and kl_loss_type == "low_var_kl"
+    kl: torch.Tensor = KL_ESTIMATORS["k3" if is_cut_off_later else kl_loss_type](x)
+    weighed = kl if importance_ratio is None else kl * importance_ratio
+    return weighed.clamp(max=LOW_VAR_LIMIT) if is_cut_off_later else weighed
 
 
 def compute_policy_loss(
