@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slime_core.errors import CheckpointError, WeightSyncError
 from slime_models.family.architecture import Architecture
 from slime_models.family.families.glm4_moe import GLM4_MOE
-from slime_models.family.families.latent_attention.deepseek_v3 import KIMI_K2
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen3 import QWEN3
@@ -237,6 +237,15 @@ def test_left_over_tensors_that_nobody_needs_are_passed_over(six_heads: Architec
     hf["lm_head.weight"] = hf["model.embed_tokens.weight"]
     hf["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(1)
     assert len(list(LLAMA.to_megatron(hf, six_heads))) == 8
+
+
+@pytest.mark.parametrize("family", [DEEPSEEK_V3, KIMI_K2])
+def test_tables_of_angles_in_published_folders_are_passed_over(family):
+    """As in those of Moonlight and Kimi-K2."""
+    architecture = family.architecture(tiny_config("deepseek_v3") | {"model_type": family.model_type})
+    hf = {name: torch.zeros(shape) for name, shape in family.hf_shapes(architecture).items()}
+    hf["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    family.check_weights(hf, architecture)
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(six_heads: Architecture) -> None:

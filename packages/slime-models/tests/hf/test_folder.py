@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,28 @@ def test_existing_folder_is_not_written_over(sharded: Path, source: Path) -> Non
     with pytest.raises(CheckpointError, match="exists"):
         save_hf(sharded, TENSORS.items(), config_from=source)
     assert_holds(sharded, TENSORS)
+
+
+def test_an_earlier_folder_is_there_until_the_new_one_is_whole(sharded: Path, source: Path) -> None:
+    def broken() -> Iterator[tuple[str, Tensor]]:
+        yield next(iter(TENSORS.items()))
+        raise OSError(28, "No space left on device")
+
+    beside = sorted(sharded.parent.iterdir())
+    with pytest.raises(CheckpointError, match="No space left"):
+        save_hf(sharded, broken(), config_from=source, replaces=True)
+    assert_holds(sharded, TENSORS)
+    new = {name: tensor + 1 for name, tensor in TENSORS.items()}
+    save_hf(sharded, new.items(), config_from=source, replaces=True)
+    assert_holds(sharded, new)
+    assert sorted(sharded.parent.iterdir()) == beside
+
+
+def test_all_chat_templates_of_a_folder_are_copied(tmp_path: Path, source: Path) -> None:
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates/tool_use.jinja").write_text("with tools")
+    save_hf(tmp_path / "out", TENSORS.items(), config_from=source)
+    assert (tmp_path / "out/additional_chat_templates/tool_use.jinja").read_text() == "with tools"
 
 
 def test_failed_write_leaves_nothing(tmp_path: Path) -> None:

@@ -89,6 +89,17 @@ def test_code_of_a_folder_is_not_run(tmp_path: Path, smollm2: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_tokenizer_that_is_a_program_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """As Kimi-K2's."""
+    (tmp_path / "tiktoken.model").touch()
+    own = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    with pytest.raises(
+        DataError, match=r"\(tokenization_kimi\.TikTokenTokenizer\), which is not run; wanted tokenizer\.json"
+    ):
+        load_tokenizer(tmp_path)
+
+
 def test_missing_chat_template_is_said(tmp_path: Path, smollm2: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(smollm2 / file, tmp_path)

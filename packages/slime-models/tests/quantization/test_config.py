@@ -21,6 +21,18 @@ def test_modules_that_config_json_keeps_are_kept(method):
     assert quantization.covers(name.format(0, "self_attn.q_proj"), (8, 8))
 
 
+def test_blocks_under_the_dtypes_own_name_are_blocks():
+    """As MiniMax-M2.7's config.json says it."""
+    said = {
+        "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    }  # fmt: skip
+    found = read_quantization({FIELD: said})
+    moe = "model.layers.0.block_sparse_moe"
+    assert found.covers(f"{moe}.experts.0.w1.weight", (8, 8))
+    assert not found.covers(f"{moe}.gate.weight", (8, 8))
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

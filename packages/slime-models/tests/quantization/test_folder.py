@@ -9,7 +9,7 @@ from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.mimo import MIMO
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint, save_hf
-from slime_models.quantization.config import FORMATS, read_quantization
+from slime_models.quantization.config import FIELD, FORMATS, read_quantization
 from slime_models.quantization.folder import dequantize_folder, quantize_folder
 from slime_models.quantization.reading import open_weights
 from slime_models.quantization.scheme import specs_of
@@ -83,6 +83,21 @@ def test_linear_layers_of_every_family_are_quantised_and_nothing_else(kind, tmp_
     shapes = family.hf_shapes(family.architecture(config))
     linear = {name for name in shapes if name.endswith(LINEAR) and not name.endswith(LEFT_ALONE)}
     assert check_quantized_family(family, config, tmp_path) == linear
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        # SGLang looks for the parts of a fused matrix, and would take the whole for a quantised one.
+        ("glm4", ["mlp.gate_up_proj", "mlp.gate_proj", "mlp.up_proj"]),
+        # Experts in one tensor; transformers and SGLang would make quantised ones of them.
+        ("gpt_oss", ["mlp.experts"]),
+    ],
+)
+def test_what_is_not_quantised_is_named_as_engines_look_for_it(kind, named, tmp_path):
+    check_quantized_family(QUANTIZED[kind], tiny_config(kind, tie_word_embeddings=False), tmp_path)
+    kept = read_config(tmp_path / "quantised")[FIELD]["modules_to_not_convert"]
+    assert {f"model.layers.0.{name}" for name in named} <= set(kept)
 
 
 def test_transformers_loads_a_folder_of_blocks_with_the_weights_that_we_mean(folder, tmp_path):

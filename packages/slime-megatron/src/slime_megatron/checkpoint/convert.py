@@ -232,14 +232,13 @@ def _passed_on(
     folder: Path, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a Hugging Face folder that are passed on as they are; say so if it lacks them."""
-    found = dict(family.passed_on(hf, architecture))
-    if architecture.mtp_num_layers and not architecture.holds_mtp and not found:
+    if architecture.mtp_num_layers and not architecture.holds_mtp and not family.left_over(hf, architecture):
         print(
             f"{folder}: has no weights of multi-token prediction (MTP) layers, and its config.json says "
             f"{architecture.mtp_num_layers}; the result has none",
             file=sys.stderr,
         )
-    yield from found.items()
+    yield from family.passed_on(hf, architecture)
 
 
 def find(source: Path) -> MegatronCheckpoint:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def save_model(
     MTP layers of that folder which are not trained, and so on no rank, are written unchanged after the buckets' tensors.
 
     Collective over the world; the first rank writes. An earlier folder of the same name, from a step that is being run
-    again, is replaced.
+    again, is replaced once the new one is complete.
 
     Raises:
         CheckpointError: the folder was not written by `--save-hf`, or cannot be written.
@@ -48,11 +47,11 @@ def save_model(
         for _ in buckets:  # every rank has a part in every bucket
             pass
         return
-    _remove_earlier(folder)
     own = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
     before = open_weights(config_from)
     tensors = family.with_copies(own, before, architecture)
-    save_hf(folder, itertools.chain(tensors, family.passed_on(before, architecture)), config_from=config_from)
+    whole = itertools.chain(tensors, family.passed_on(before, architecture))
+    save_hf(folder, whole, config_from=config_from, replaces=_is_written_here(folder))
 
 
 def save_adapter(
@@ -75,7 +74,6 @@ def save_adapter(
     tensors = dict(peft_tensors(model, family, architecture, section))
     if torch.distributed.get_rank() != 0:
         return
-    _remove_earlier(folder)
     modules = {name.removesuffix(".lora_A.weight").rpartition(".")[2] for name in tensors if "lora_A" in name}
     config = {
         "peft_type": "LORA",
@@ -89,7 +87,7 @@ def save_adapter(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    with new_folder(folder) as partial:
+    with new_folder(folder, replaces=_is_written_here(folder)) as partial:
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
         (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -109,6 +107,5 @@ def peft_tensors(
             yield f"{stem}.lora_{'A' if is_a else 'B'}.weight", part.to("cpu", copy=True).contiguous()
 
 
-def _remove_earlier(folder: Path) -> None:
-    if any((folder / mark).is_file() for mark in _MARKS):
-        shutil.rmtree(folder)
+def _is_written_here(folder: Path) -> bool:
+    return any((folder / mark).is_file() for mark in _MARKS)

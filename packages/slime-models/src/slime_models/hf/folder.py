@@ -23,6 +23,8 @@ from slime_models.hf.config import INDEX, SINGLE, read_config, read_json
 _GB = 10**9
 #: Files of a folder that are not copied to one that gets weights of its own.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+#: Folder of a tokenizer's chat templates beside the first.
+_TEMPLATES = "additional_chat_templates"
 
 
 class HfCheckpoint(Mapping[str, Tensor]):
@@ -172,6 +174,8 @@ def copy_other_files(source: Path, folder: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
             shutil.copyfile(path, folder / path.name)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, folder / _TEMPLATES)
 
 
 def save_hf(
@@ -180,10 +184,11 @@ def save_hf(
     *,
     config_from: Path | str,
     max_file_bytes: int = 5 * _GB,
+    replaces: bool = False,
 ) -> Path:
     """Write a Hugging Face folder: `tensors`, and every file of `config_from` that holds no weights.
 
-    The folder appears whole or not at all. Where `config_from` is quantised, the new config.json does not say so: the tensors are
+    The folder appears whole or not at all, with `replaces` also in the place of an earlier one. Where `config_from` is quantised, the new config.json does not say so: the tensors are
     not.
 
     Raises:
@@ -191,7 +196,7 @@ def save_hf(
     """
     target, source = Path(folder), Path(config_from)
     config = read_config(source)
-    with new_folder(target) as partial:
+    with new_folder(target, replaces=replaces) as partial:
         copy_other_files(source, partial)
         if config.pop("quantization_config", None):
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -200,23 +205,29 @@ def save_hf(
 
 
 @contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends, and goes when it raises.
+
+    With `replaces` a folder `target` is there until then.
 
     Raises:
         CheckpointError: `target` exists (also when another process made it meanwhile), or cannot be written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        partial, earlier = (
+            Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) for _ in range(2)
+        )
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written: {error}") from error
     try:
-        if target.exists():
+        if target.exists() and not replaces:
             raise CheckpointError(f"{target}: exists; wanted a new folder: remove it or choose another")
         yield partial
         partial.chmod(0o755)
         try:
+            if replaces and target.exists():
+                os.rename(target, earlier)
             os.rename(partial, target)
         except OSError as error:
             raise CheckpointError(f"{target}: cannot be put in place: {error}") from error
@@ -225,7 +236,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{target}: cannot be written: {error}; nothing is left of it") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in (partial, earlier):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _is_part(tensor: Tensor) -> bool:

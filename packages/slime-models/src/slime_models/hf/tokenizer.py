@@ -102,6 +102,15 @@ class HfTokenizer:
         return text
 
 
+def _own_code(folder: Path) -> str | None:
+    """Return the class of a tokenizer that a folder brings as a program; None where it brings none."""
+    path = folder / "tokenizer_config.json"
+    own = read_json(path, DataError).get("auto_map") if path.is_file() else None
+    found = own.get("AutoTokenizer") if isinstance(own, Mapping) else None
+    found = next(filter(None, found), None) if isinstance(found, list) else found
+    return None if found is None else str(found)
+
+
 def load_tokenizer(model_path: Path) -> HfTokenizer:
     """Return the tokenizer of a Hugging Face folder. Never asks the network.
 
@@ -110,6 +119,11 @@ def load_tokenizer(model_path: Path) -> HfTokenizer:
     """
     folder = Path(model_path)
     if not any((folder / file).is_file() for file in _VOCABULARIES):
+        if (code := _own_code(folder)) is not None:
+            raise DataError(
+                f"{folder}: its tokenizer is a program of the folder ({code}), which is not run; wanted tokenizer.json, such as "
+                "transformers writes of it (convert it once where you trust the program), or --tokenizer with one of your own"
+            )
         raise DataError(
             f"{folder}: found no tokenizer; wanted one of {', '.join(_VOCABULARIES)} (with "
             "tokenizer_config.json); copy the tokenizer's files of the model that this one was made from"

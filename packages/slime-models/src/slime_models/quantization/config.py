@@ -62,7 +62,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 def _read_fp8(said: Mapping[str, Any]) -> Quantization:
     """Read the method `fp8`: blocks (DeepSeek, Qwen), or a scale for each tensor."""
-    _require(said, "fmt", ("e4m3", None))
+    _require(said, "fmt", ("e4m3", "float8_e4m3fn", None))
     _require(said, "activation_scheme", ("dynamic", None))
     _require(said, "scale_fmt", ("ue8m0", "float", None))
     block = said.get("weight_block_size")

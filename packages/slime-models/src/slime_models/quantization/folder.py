@@ -16,6 +16,9 @@ from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantiza
 from slime_models.quantization.reading import open_weights
 from slime_models.quantization.scheme import LINEAR_LAYERS, WEIGHT, Quantization
 
+#: Modules that are fused in some models' folders -> their parts.
+_FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "qkv_proj": ("q_proj", "k_proj", "v_proj")}
+
 
 def quantize_folder(
     source: Path,
@@ -138,7 +141,17 @@ def _kept(hf: HfCheckpoint, family: ModelFamily, own: Collection[str], ignore: S
                 "self_attn or model.layers.0"
             )
         linear -= found
-    return [module for module in modules if module not in linear]
+    kept = [module for module in modules if module not in linear]
+    stacks = dict.fromkeys(
+        name.rpartition(".")[0] for name in hf if not name.endswith(WEIGHT) and hf[name].dim() == 3
+    )
+    return [*(name for module in kept for name in _also_by_parts(module)), *stacks]
+
+
+def _also_by_parts(module: str) -> list[str]:
+    """Return a module's name, and those of the parts by which SGLang looks for a fused one (`is_layer_skipped`)."""
+    parent, dot, leaf = module.rpartition(".")
+    return [module, *(f"{parent}{dot}{part}" for part in _FUSED.get(leaf, ()))]
 
 
 def _leaf(module: str) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.families.dense import IGNORED
 from slime_models.family.families.glm4_moe import first_layers, with_shared_experts
 from slime_models.family.families.latent_attention.rules import (
     DECODER,
@@ -55,6 +56,7 @@ DEEPSEEK_V3 = ModelFamily(
         "sglang": "SGLang 0.5.23 has no latent attention on a CPU, and nobody has tried it on a GPU with weights that a trainer sends"
     },
     mtp_prefix="model.layers.{layer}.",
+    ignored=IGNORED,  # Moonlight and Kimi-K2 have them
     copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
 )
 
