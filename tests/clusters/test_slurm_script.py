@@ -95,10 +95,18 @@ def marked(variable: str) -> list[int]:
     return found
 
 
+def ended(job: subprocess.Popen[bytes], output: Path, *, timeout_s: float) -> int | None:
+    """Return the status of a job, None where it does not end in time; shows what it printed with the test's failure."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(timeout=timeout_s)
+    print(output.read_text())
+    return job.returncode
+
+
 def test_a_job_of_two_machines_trains_on_one_of_them(submit, letters, tmp_path):
     letters_run = [str(letters), "--train-backend", "letters.told:create_trainer", "--num-rollout"]
     job = submit(*letters_run, "3")
-    assert job.wait(timeout=500) == 0, (tmp_path / "output").read_text()
+    assert ended(job, tmp_path / "output", timeout_s=500) == 0
     run = tmp_path / "runs/letters"
     assert json.loads((run / "summary.json").read_text())["status"] == "completed"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -125,7 +133,7 @@ def test_a_signal_before_the_time_is_up_reaches_the_run_which_saves(submit, lett
         assert time.monotonic() < deadline
         time.sleep(0.1)
     job.send_signal(signal.SIGTERM)  # to the script alone, as `--signal=B:TERM@300` does
-    assert job.wait(timeout=300) == 143, (tmp_path / "output").read_text()
+    assert ended(job, tmp_path / "output", timeout_s=300) == 143
     summary = json.loads((tmp_path / "runs/letters/summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert (tmp_path / f"runs/letters/checkpoints/step_{summary['steps']:06d}").is_dir()
