@@ -235,9 +235,8 @@ class RayRewardWorkers:
         for host in hosts:
             if host.coming_back is not None:
                 host.coming_back.cancel()
-            if (
-                ray.is_initialized()
-            ):  # else the cluster was left, the hosts with it; `ray.kill` would join another
+            # The trainer may have left the cluster, and the hosts are gone with it; `ray.kill` would join or start another.
+            if ray.is_initialized():
                 with contextlib.suppress(RayError):
                     ray.kill(host.actor)
         await left(self._here, _GONE_S)
