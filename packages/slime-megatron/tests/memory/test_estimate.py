@@ -123,6 +123,18 @@ def test_nothing_is_predicted_where_megatrons_own_flags_change_sizes(question, f
     assert trainer_memory(question(*flags)) == []
 
 
+def test_layers_that_are_recomputed_in_groups_are_reckoned_with(question):
+    """Of the two layers; what Megatron's parser refuses is for it to tell."""
+    full = "--recompute-granularity", "full"
+
+    def kept(*more):
+        (found,) = trainer_memory(question(*full, *more))
+        return found.parts[ACTIVATIONS]
+
+    assert kept("--recompute-num-layers", "2") < kept() < kept("--recompute-method", "block")
+    assert kept() == kept("--recompute-num-layers", "1") == kept("--recompute-num-layers", "none")
+
+
 def test_stages_that_take_as_much_are_one_entry(question):
     """Four layers on four stages: the two in the midst have a layer each, but hold 3 and 2 micro-batches."""
     flags = ("--launcher", "ray", "--actor-num-gpus-per-node", "8", "--pipeline-model-parallel-size", "4")

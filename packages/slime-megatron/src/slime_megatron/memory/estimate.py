@@ -253,11 +253,17 @@ def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
         multiplies_in_float32=rounds and _multiplies_in_float32(),
         recompute=section.recompute_granularity,
         recompute_method=section.megatron_args.get("recompute_method", "uniform"),
-        recomputed_layers=int(section.megatron_args.get("recompute_num_layers", 1)),
+        recomputed_layers=_recomputed_layers(section),
         logits_tokens=section.log_probs_chunk_size,
         with_entropy="entropy" in needs,
         with_logits=not LOGITS.isdisjoint(needs),
     )
+
+
+def _recomputed_layers(section: MegatronSection) -> int:
+    """Return `--recompute-num-layers`; 1, its default, also where it is no such number, which Megatron's parser tells."""
+    given = str(section.megatron_args.get("recompute_num_layers", 1))
+    return max(1, int(given)) if given.isdecimal() else 1
 
 
 def _attends_in_float32(question: MemoryQuestion) -> bool:

@@ -215,11 +215,10 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial, earlier = (
-            Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) for _ in range(2)
-        )
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written: {error}") from error
+    earlier = partial.with_name(f"{partial.name}.earlier")
     try:
         if target.exists() and not replaces:
             raise CheckpointError(f"{target}: exists; wanted a new folder: remove it or choose another")
