@@ -14,7 +14,10 @@ from slime_core.files.checksums import seal
 from slime_core.plugins.registry import Registry
 from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_megatron.settings.section_roles import LoraSection
+from slime_models.family.families.qwen3 import QWEN3
 from slime_models.hf.folder import HfCheckpoint
+from slime_models.quantization.folder import quantize_folder
+from slime_models.quantization.scheme import Quantization
 
 from ..batches import make_batch
 from ..comparison import sent
@@ -146,6 +149,20 @@ def test_a_checkpoint_of_four_ranks_becomes_one_folder(ranks, cut_models, regist
     )[0]
     to_hf(tmp_path, tmp_path / "hf", registry, config_from=cut_models[kind], max_file_bytes=10**9)
     assert equal(HfCheckpoint(tmp_path / "hf"), saved["weights"])
+
+
+def test_each_matrix_of_a_quantised_folder_is_dequantised_once(make_hf, registry, tmp_path, monkeypatch):
+    _, folder = make_hf("qwen3", tie_word_embeddings=False)
+    quantized = tmp_path / "quantized"
+    n_quantized = quantize_folder(
+        folder, quantized, QWEN3, method="fp8-block", group_size=32, max_file_bytes=10**9
+    )
+    asked, dequantized = [], Quantization.dequantized
+    monkeypatch.setattr(
+        Quantization, "dequantized", lambda *args: asked.append(args[1]) or dequantized(*args)
+    )
+    to_megatron(quantized, tmp_path / "megatron", registry)
+    assert len(asked) == len(set(asked)) == n_quantized
 
 
 @pytest.mark.parametrize("cuda", [False, True])

@@ -141,7 +141,7 @@ def to_megatron(
     made = 0
 
     def unwritten(name: str) -> LazyTensor:
-        dtypes = [hf[part].dtype for part in weights[name].hf]
+        dtypes = [hf.dtype(part) for part in weights[name].hf]
         dtype = dtypes[0]
         for other in dtypes[1:]:
             dtype = torch.promote_types(dtype, other)

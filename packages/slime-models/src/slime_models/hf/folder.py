@@ -63,6 +63,10 @@ class HfCheckpoint(Mapping[str, Tensor]):
         """Return the shape of one tensor."""
         return tuple(self[name].shape)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of one tensor."""
+        return self[name].dtype
+
     def __contains__(self, name: object) -> bool:
         """Return whether the folder has the tensor, without reading it."""
         return name in self._file_of

@@ -96,5 +96,9 @@ class DequantizedCheckpoint(HfCheckpoint):
             name, {part: HfCheckpoint.__getitem__(self, part) for part in self._parts(name)}
         )
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of one tensor, without dequantising it."""
+        return self._dtype if name in self._quantized else super().dtype(name)
+
     def _parts(self, name: str) -> tuple[str, ...]:
         return self._quantization.parts(name.removesuffix(WEIGHT))
