@@ -108,6 +108,8 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
         has_teacher = build.section(RolesSection).opd_teacher_load is not None
         found += checks.unread_ref_problems(computed, has_teacher=has_teacher)
     found += checks.logits_problems(section, computed.needs)
+    held = architecture.with_mtp(section.enable_mtp_training)
+    found += checks.frozen_layer_problems(section, family.parameter_names(held))
     save_hf, lora = build.settings.checkpoint.save_hf, build.section(LoraSection)
     found += checks.adapter_problems(save_hf, lora, family, architecture)
     if section.enable_mtp_training and architecture.mtp_num_layers:

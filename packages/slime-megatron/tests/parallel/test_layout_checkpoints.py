@@ -27,6 +27,20 @@ def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shar
         assert other["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [{}, TENSOR], ids=["", "tensor"])
+@pytest.mark.parametrize("shared", [False, True], ids=["", "distributed optimizer"])
+def test_a_checkpoint_of_some_layers_goes_on_under_another_layout(ranks, cut_models, cut, shared, tmp_path):
+    adam = (SHARED_STATE if shared else WHOLE_STATE) | {"freeze_params_name_list": [r"layers\.0\."]}
+    batches = [make_batch(seed=seed) for seed in range(4)]
+    common = {"folder": cut_models["qwen3"], "checkpoint": tmp_path, "batches": batches, "moments": False}
+    saved = ranks.run("save_and_go_on", 2, megatron=adam | cut, **common)[0]
+    loaded = ranks.run("resume", 1, megatron=adam, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
+        assert other["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+
+
 def tensors_of(folder):
     """Return every tensor of a checkpoint by its global name, however it was cut when it was written.
 

@@ -14,12 +14,13 @@ from slime_megatron.checkpoint.stored_as_hf import weights_of
 from slime_megatron.hf.load_weights import load_weights
 from slime_megatron.hf.shard import global_weights
 from slime_megatron.model.family_layers import FamilyLayers, layers_of
-from slime_megatron.model.freezing import freeze, trains_layers_alike
+from slime_megatron.model.freezing import freeze
 from slime_megatron.model.gpt import build_model
 from slime_megatron.model.lora import add_adapters, clear_adapters
 from slime_megatron.optim.weight_sets import WeightSets, check_same_model
 from slime_megatron.settings.derive import Frozen
 from slime_megatron.settings.learner_settings import LearnerSettings
+from slime_megatron.settings.trained_names import trains_layers_alike
 
 
 def build_policy(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.config.derive import num_ranks, pool_setting
 from slime_core.config.sections import RolloutSection, RunSection, TrainSection
-from slime_core.errors import Problem
+from slime_core.errors import Problem, TrainerError
 from slime_core.protocols import Role, needs_of
 
 from slime_megatron.settings import megatron_flags
@@ -16,6 +16,7 @@ from slime_megatron.settings.derive import LOGITS, frozen_models, offloads_optim
 from slime_megatron.settings.parallel_checks import process_problems
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
+from slime_megatron.settings.trained_names import trains_in_every_stage
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
@@ -282,6 +283,29 @@ def _mtp_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Probl
             "megatron.enable_mtp_training",
             "it beside lora.rank",
             "one of them: an adapter folder cannot hold multi-token prediction (MTP) layers",
+        )
+
+
+def frozen_layer_problems(section: MegatronSection, names: Collection[str]) -> Iterator[Problem]:
+    """Refuse pipeline stages of which some train what others do not: the steps of their optimizers would not be resumed exactly.
+
+    Args:
+        section: of the trainer.
+        names: of the whole model's parameters.
+    """
+    only, frozen = section.only_train_params_name_list, section.freeze_params_name_list
+    if section.pipeline_model_parallel_size == 1:
+        return
+    try:
+        train_alike = trains_in_every_stage(names, only_train=only, frozen=frozen)
+    except TrainerError:
+        return  # a pattern matches nothing, which is told when the model is built
+    if not train_alike:
+        yield Problem(
+            "megatron.pipeline_model_parallel_size",
+            f"{section.pipeline_model_parallel_size} where all layers are frozen, or some and others not",
+            "1, or patterns that leave the same parameters of all layers to train",
+            "checkpoints of such stages would not go on exactly",
         )
 
 
