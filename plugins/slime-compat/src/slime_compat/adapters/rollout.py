@@ -15,6 +15,7 @@ from slime_core.errors import PluginError, SampleError
 from slime_core.protocols import DataSource, GenerateContext, Metrics
 from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.context import RolloutRun
+from slime_core.rollout.execution import check_siblings
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.samples import Group, Sample, Status
 
@@ -144,14 +145,20 @@ def _named(who: str) -> Iterator[None]:
 
 
 def _flat(group: Any, theirs: Theirs) -> Iterable[Sample]:
-    """Yield the samples of a group; executions that fan out are lists in it."""
+    """Yield the samples of a group; executions that fan out are lists in it.
+
+    Raises:
+        SampleError: samples of such a list have no `rollout_id`, or several.
+    """
     if isinstance(group, Sample):
         yield group
         return
     if not isinstance(group, list) or not group:
         raise theirs.refuse(group)
     for one in group:
-        yield from _flat(one, theirs)
+        samples = list(_flat(one, theirs))
+        check_siblings(samples)
+        yield from samples
 
 
 def _number(groups: list[Group]) -> None:
