@@ -128,7 +128,8 @@ def test_colocated_a_server_has_the_gpus_of_the_ranks(one_node, run, n_ranks, se
 
 
 def test_more_than_the_cluster_has_is_refused_at_once(one_node, run):
-    wanted = r"found 1 x 8 and servers of 1 more, and a Ray cluster whose machines have 8 GPUs; wanted machines with 8, 1 GPUs"
+    wanted = r"found 1 x 8 and servers of 1 more, and a Ray cluster whose machines have 8 GPUs with a core for each; wanted "
+    wanted += "machines with 8, 1 GPUs"
     with pytest.raises(ConfigError, match=wanted):
         run([(0, 1)], "--actor-num-gpus-per-node", "8")
 

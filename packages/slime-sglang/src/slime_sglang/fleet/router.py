@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 #: Seconds in which a router must be up, and have added or removed a worker.
 _DEADLINE_S = 60.0
-#: Seconds in which a router that is joined answers each call when the run leaves it.
+#: Seconds in which a router that is joined has removed the run's workers when that leaves it.
 _LEAVE_S = 5.0
 #: The router keeps requests of one key on one worker, by its policies `consistent_hashing` and `manual`.
 _SESSION_HEADER = "X-SMG-Routing-Key"
@@ -175,13 +175,20 @@ class Router:
             )
 
     async def _leave(self, client: SglangClient) -> None:
-        """Remove the workers that were added to a router that is joined, as far as it answers."""
+        """Remove the workers that were added to a router that is joined, and wait until they are gone, as far as it answers."""
         added, self._added = self._added, set()
+
+        async def there() -> list[str]:
+            workers = (await client.call("GET", "/workers", timeout_s=_LEAVE_S))["workers"]
+            return [worker["id"] for worker in workers if worker["url"] in added]
+
         try:
-            for worker in (await client.call("GET", "/workers", timeout_s=_LEAVE_S))["workers"]:
-                if worker["url"] in added:
-                    await client.call("DELETE", f"/workers/{worker['id']}", timeout_s=_LEAVE_S)
-        except (EngineError, DeadlineError) as error:
+            async with asyncio.timeout(_LEAVE_S):
+                for number in await there():
+                    await client.call("DELETE", f"/workers/{number}", timeout_s=_LEAVE_S)
+                while await there():
+                    await asyncio.sleep(_POLL_S)
+        except (EngineError, TimeoutError) as error:
             logger.warning("the router at %s keeps workers of this run that has ended: %s", self.url, error)
 
     def _child(self, policy: str, folder: Path, key: str) -> ServerProcess:
