@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from slime_core.errors import RewardError
-from slime_core.plugins.registry import ALLOW_LIST, Registry
+from slime_core.plugins.registry import Registry
 from slime_core.rewards.results import Failed
 from slime_core.rewards.workers.supervisor import Answer, WorkerSupervisor
 from slime_core.rewards.workers.wire import Setup
@@ -26,7 +26,7 @@ from slime_core.runtime.deadline import within
 from slime_ray.failure import Failure, killed_for_memory
 from slime_ray.lock import Lock, check_lock
 from slime_ray.ranks import left
-from slime_ray.surroundings import Surroundings, begin_log, move_in
+from slime_ray.surroundings import Surroundings, allowed_plugins, begin_log, move_in
 
 logger = logging.getLogger(__name__)
 
@@ -242,11 +242,10 @@ class RayRewardWorkers:
         await left(self._here, _GONE_S)
 
     def _begin(self, number: int) -> Any:
-        allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
         surroundings = Surroundings(
             folder=Path.cwd(),
             import_path=tuple(sys.path),
-            environment=allowed,
+            environment=allowed_plugins(),
             log=self._log(number),
             sharing=self._size,
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_core.plugins.registry import ALLOW_LIST
 from slime_core.runtime.processes.ports import interface_of
 from slime_core.runtime.processes.stacks import write_stacks_when_asked
 
@@ -30,6 +31,11 @@ class Surroundings:
     """File that its output goes to, from `begin_log` on; before, it goes to Ray's own logs."""
     sharing: int
     """Processes that share the cores of this machine, of which it is one."""
+
+
+def allowed_plugins() -> dict[str, str]:
+    """Return the variable that says which plugins may be used, where the driver has it."""
+    return {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
 
 
 def move_in(surroundings: Surroundings, gpus: Sequence[str] | None = None) -> None:

@@ -16,7 +16,6 @@ from slime_core.config.build import BuildContext, Rank
 from slime_core.config.derive import num_ranks
 from slime_core.devices.cuda_variables import handed_on
 from slime_core.errors import TrainerError
-from slime_core.plugins.registry import ALLOW_LIST
 from slime_core.protocols import (
     Fingerprint,
     Metrics,
@@ -38,7 +37,7 @@ from slime_ray.placement import RayPlacement
 from slime_ray.rank import RankProcess, RayChannel
 from slime_ray.ranks import FIRST_CALL, Member, RankActors, RankDied
 from slime_ray.section import RaySection
-from slime_ray.surroundings import Surroundings
+from slime_ray.surroundings import Surroundings, allowed_plugins
 
 logger = logging.getLogger(__name__)
 
@@ -251,8 +250,7 @@ def role_sizes(build: BuildContext) -> dict[Role, int]:
 def begin_ranks(build: BuildContext, placement: RayPlacement) -> RankActors:
     """Ask for the processes of all ranks, which import what the trainer needs as soon as they run; waits for nothing."""
     cluster, run_dir = build.settings.cluster, RunDir(build.run_dir.absolute())
-    allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
-    passed_on = allowed | handed_on(os.environ)
+    passed_on = allowed_plugins() | handed_on(os.environ)
     settings, members = pickle.dumps(build.settings), []
     named = [
         (role, f"{_WHO[role]} {i} of {count}")

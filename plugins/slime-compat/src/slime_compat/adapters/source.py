@@ -68,7 +68,7 @@ class SourceOfTheirs:
         self._theirs, self._who, self._tokenizer = theirs, who, build.tokenizer
         self._n_samples = build.settings.rollout.n_samples_per_prompt
         self._taken = 0
-        self._is_ours = isinstance(theirs, RolloutDataSource) and not theirs.keeps_own_position
+        self._is_ours = isinstance(theirs, RolloutDataSource) and not theirs.saves_itself
 
     def __len__(self) -> int:
         """Return the number of prompts, 0 where it does not say."""
@@ -100,7 +100,7 @@ class SourceOfTheirs:
     def state(self) -> dict[str, Any]:
         """Return the position: how many groups were taken, and where the prompts are, or under which number the class wrote that."""
         if self._is_ours:
-            return {"taken": self._taken, "position": self._theirs.position()}
+            return {"taken": self._taken, "position": self._theirs.checkpoint_state()}
         if callable(getattr(self._theirs, "save", None)):
             self._theirs.save(self._taken)
         return {"taken": self._taken}
@@ -109,7 +109,7 @@ class SourceOfTheirs:
         """Go on after the groups that were taken."""
         self._taken = int(state["taken"])
         if "position" in state:
-            self._theirs.go_on(state["position"])
+            self._theirs.restore_checkpoint_state(state["position"])
         elif callable(getattr(self._theirs, "load", None)):
             self._theirs.load(self._taken)
 

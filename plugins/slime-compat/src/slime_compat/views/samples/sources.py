@@ -95,14 +95,16 @@ class RolloutDataSource(AbstractSource):
         """Write the position."""
         path = self._file(rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.position()))
+        path.write_text(json.dumps(self.checkpoint_state()))
 
     def load(self, rollout_id: int | None = None) -> None:
         """Go on from a position."""
-        self.go_on(json.loads(self._file(0 if rollout_id is None else rollout_id).read_text()))
+        self.restore_checkpoint_state(
+            json.loads(self._file(0 if rollout_id is None else rollout_id).read_text())
+        )
 
     @property
-    def keeps_own_position(self) -> bool:
+    def saves_itself(self) -> bool:
         """Whether `save` and `load` are a class's own: then it alone knows where it is."""
         return type(self).save is not RolloutDataSource.save or type(self).load is not RolloutDataSource.load
 
@@ -113,18 +115,18 @@ class RolloutDataSource(AbstractSource):
     def _file(self, rollout_id: int) -> Path:
         return Path(self.args.save) / "rollout" / f"global_dataset_state_dict_{rollout_id}.json"
 
-    def position(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> dict[str, Any]:
         """Return the position: JSON values."""
         names = ("epoch_id", "sample_group_index", "sample_index", "sample_offset", "metadata")
         state = {name: getattr(self, name) for name in names}
         return state if self._source is None else state | {"source": self._source.state()}
 
-    def go_on(self, position: Mapping[str, Any]) -> None:
-        """Go on from what `position` returned."""
-        state = dict(position)
+    def restore_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `checkpoint_state` returned."""
+        own = dict(state)
         if self._source is not None:
-            self._source.restore(state.pop("source"))
-        for name, value in state.items():
+            self._source.restore(own.pop("source"))
+        for name, value in own.items():
             setattr(self, name, value)
 
 
@@ -166,13 +168,15 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         """Return the values that are kept."""
         return self.metadata
 
-    def position(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> dict[str, Any]:
         """Return the position, with the groups that wait."""
-        return super().position() | {"buffer": [[one.to_dict() for one in group] for group in self.buffer]}
+        return super().checkpoint_state() | {
+            "buffer": [[one.to_dict() for one in group] for group in self.buffer]
+        }
 
-    def go_on(self, position: Mapping[str, Any]) -> None:
+    def restore_checkpoint_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a position, with the groups that waited."""
-        super().go_on(position)
+        super().restore_checkpoint_state(state)
         self.buffer = [[viewed(Sample.from_dict(one)) for one in group] for group in self.buffer]  # type: ignore[arg-type]  # dicts
 
 
