@@ -54,19 +54,22 @@ def plugins_page(registry: Registry) -> str:
 
 def flags_page(schema: Schema) -> str:
     """Return the page of settings."""
-    intro = "Each is a key of a table in a recipe, and a flag. Where None is a value, it is written `none`.\n"
+    intro = (
+        "Each is a key of a table in a recipe, and a flag. On the command line a switch is `--NAME` or `--no-NAME`, a list is several words, a "
+        "table is JSON (`'{\"key\": 1}'`), and nothing (None) is `none`, in recipes too.\n"
+    )
     lines = [HEAD + "# Settings\n", intro]
     for table in schema.models:
         lines += [
             f"\n## [{table}]\n",
             f"From {schema.owners[table]}.\n",
-            "| flag | default | meaning |",
-            "| --- | --- | --- |",
+            "| flag | takes | default | meaning |",
+            "| --- | --- | --- | --- |",
         ]
         for flag in schema.flags.values():
             if flag.table == table:
-                default, meaning = flag.default, _cell(flag.info.description or "")
-                lines.append(f"| `{flag.spelled}` | `{default}` | {meaning} |")
+                takes, meaning = _cell(flag.takes), _cell(flag.info.description or "")
+                lines.append(f"| `{flag.spelled}` | {takes} | `{flag.default}` | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -56,7 +56,7 @@ def test_the_container_installs_groups_that_exist_by_a_uv_that_the_project_takes
     project = tomllib.loads((root / "pyproject.toml").read_text())
     (sync,) = [words for words in instructions(dockerfile, "RUN") if "sync" in words]
     groups = [word for flag, word in itertools.pairwise(sync) if flag == "--group"]
-    assert groups == ["sglang", "ray"]
+    assert groups == ["plugins", "sglang", "ray"]
     assert set(groups) <= set(project["dependency-groups"])
     assert {"--locked", "--no-dev"} <= set(sync)
     (uv,) = [words for words in instructions(dockerfile, "COPY") if words[0].startswith("--from")]

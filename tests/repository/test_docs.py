@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -68,10 +69,53 @@ def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_it
     assert sorted(said) == sorted([*variables, "python", *command[1:]])
 
 
+def pages(root: Path) -> list[Path]:
+    return [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("p*/*/README.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of a page may end in: its words in lower case, joined by hyphens, without other signs."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_of_the_guides_exist(root):
-    for page in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in pages(root):
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            linked = page.parent / name if name else page
+            assert linked.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors(linked), f"{page}: {target}"
+
+
+def top_level(root: Path, module: str) -> set[str]:
+    """Names that a module defines or imports, and modules of a package, by its text: some modules import what wants a GPU's driver."""
+    place = module.replace(".", "/")
+    (file,) = [*root.glob(f"p*/*/src/{place}.py"), *root.glob(f"p*/*/src/{place}/__init__.py")]
+    names = {inner.stem for inner in file.parent.iterdir()} if file.name == "__init__.py" else set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_code_of_the_guides_imports_what_there_is(root):
+    imported = {
+        (node.module, alias.name, page)
+        for page in pages(root)
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slime_")
+        for alias in node.names
+    }
+    assert len(imported) > 30
+    for module, name, page in imported:
+        assert name in top_level(root, module), f"{page}: {module}.{name}"
 
 
 def test_program_of_the_loop_guide_runs(root, letters, tmp_path):

@@ -58,7 +58,40 @@ def test_a_limit_on_tokens_is_one_of_the_trace_and_not_of_ids(capsys):
 def test_the_table_says_what_limits(capsys):
     words = ["--loops", "sync", "--median-tokens", "2000", "--p99-tokens", "15000"]
     assert simulate([*SMALL, *words]) == 0
-    assert "sync: limited by the longest responses (cut at the 95th percentile" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.startswith(
+        "costs of qwen2.5-7b on h100 by data sheet; responses of 2,000 tokens in the median, 15,000 at the 99th"
+    )
+    assert "sync: limited by the longest responses (cut at the 95th percentile" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [([], " (not of the recipe's smollm2-135m: give --model); "), (["--model=qwen2.5-7b"], "; ")],
+)
+def test_costs_are_not_taken_for_those_of_a_recipes_model(capsys, tmp_path, words, says):
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(
+        '[model]\nhf_checkpoint = "smollm2-135m"\n[rollout]\nrollout_batch_size = 8\nn_samples_per_prompt = 2\n'
+        'rollout_max_response_len = 64\n[data]\nprompt_data = ["none"]\n'
+    )
+    given = [
+        "--steps",
+        "2",
+        "--gpus",
+        "4",
+        "--loops",
+        "sync",
+        "--median-tokens",
+        "9",
+        "--p99-tokens",
+        "30",
+        "--no-limits",
+    ]
+    assert simulate([str(recipe), *given, *words]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"costs of qwen2.5-7b on h100 by data sheet{says}responses of 9 tokens"
+    )
 
 
 def test_a_plan_is_of_flags_that_slime_train_takes(capsys):

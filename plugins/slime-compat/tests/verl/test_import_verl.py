@@ -136,6 +136,33 @@ def test_the_dapo_example(recipe_of):
     assert settings.sections["megatron"].context_parallel_size == 8
 
 
+def test_rows_that_are_left_out_stay_so(recipe_of):
+    settings, told = recipe_of(*GRPO, "data.train_max_samples=1000", "data.val_max_samples=64")
+    assert (
+        settings.data.prompt_data == ["gsm8k/train.parquet@[0:1000]"] and settings.eval.eval_num_prompts == 64
+    )
+    assert "data.train_max_samples: the first 1000 rows, also where verl draws them" in told
+    settings, told = recipe_of(*GRPO, "data.train_max_samples=-1", "data.val_max_samples=-1")
+    assert settings.data.prompt_data == ["gsm8k/train.parquet"] and settings.eval.eval_num_prompts is None
+    assert "samples" not in told
+    _, told = recipe_of(*GRPO, "data.train_files=[a.parquet,b.parquet]", "data.train_max_samples=1000")
+    assert "no counterpart: data.train_max_samples = 1000" in told
+
+
+@pytest.mark.parametrize(
+    ("key", "idle", "other"),
+    [
+        (f"{ROLLOUT}.ignore_eos", "False", "True"),
+        ("critic.ppo_epochs", "1", "4"),
+        ("trainer.resume_mode", "auto", "disable"),
+        ("trainer.device", "cuda", "npu"),
+    ],
+)
+def test_a_key_that_needs_nothing_for_one_value_is_named_for_others(recipe_of, key, idle, other):
+    assert key not in recipe_of(*GRPO, f"{key}={idle}")[1]
+    assert f"no counterpart: {key} = " in recipe_of(*GRPO, f"{key}={other}")[1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

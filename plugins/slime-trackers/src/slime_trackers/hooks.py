@@ -55,7 +55,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             "run.tracker",
             repr(name),
             f"the module {module}, which is not installed",
-            f"pip install 'slime-trackers[{name}]'",
+            f"install the extra 'slime-trackers[{name}]' (README, Install selected packages)",
         )
         for name in trackers(settings.run)
         if (module := _NEEDS.get(name)) is not None and importlib.util.find_spec(module) is None

@@ -57,11 +57,11 @@ def _show_settings(settings: Settings) -> None:
 def _flags(registry: Registry) -> None:
     schema = build_schema(registry)
     for name in schema.models:
-        table = Table("flag", "default", "meaning", box=None, pad_edge=False, header_style="bold")
+        table = Table("flag", "takes", "default", "meaning", box=None, pad_edge=False, header_style="bold")
         for flag in schema.flags.values():
             if flag.table == name:
                 meaning = " ".join((flag.info.description or "").split())
-                table.add_row(flag.spelled, escape(flag.default), escape(meaning))
+                table.add_row(flag.spelled, escape(flag.takes), escape(flag.default), escape(meaning))
         console = wide_console()
         console.print(f"\n[bold]\\[{name}][/bold]  from {schema.owners[name]}")
         console.print(table)

@@ -98,9 +98,10 @@ def _status_of(end: SystemExit) -> int:
 
 def usage() -> str:
     """Return the help text."""
-    rows = [f"  {name:<9}{summary}" for name, (_, summary) in COMMANDS.items()]
-    rows += [f"  {name:<9}from {distribution}" for name, distribution in _plugin_commands().items()]
-    commands = "\n".join(rows)
+    about = {name: summary for name, (_, summary) in COMMANDS.items()}
+    about |= {name: f"from {distribution}" for name, distribution in _plugin_commands().items()}
+    width = max(map(len, about)) + 2
+    commands = "\n".join(f"  {name:<{width}}{summary}" for name, summary in about.items())
     return (
         "usage: slime COMMAND [ARGUMENTS]\n\n"
         "RL post-training for language models: roll out, score, train, sync, again.\n\n"

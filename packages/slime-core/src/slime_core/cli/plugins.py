@@ -55,6 +55,10 @@ def _list(registry: Registry, rest: list[str]) -> int:
             shown = f"[red]{plugin.qualified}[/red] (name taken twice)" if clash else plugin.name
             flags = " ".join(registry.groups[group].flags[:1])
             table.add_row(group, shown, plugin.distribution, plugin.version, flags)
+        if not names:
+            table.add_row(
+                group, "(none installed)", "", "", " ".join(registry.groups[group].flags[:1]), style="dim"
+            )
     console = wide_console()
     console.print(table)
     for distribution, why in registry.broken_hooks.items():

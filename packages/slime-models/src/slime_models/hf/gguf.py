@@ -47,7 +47,7 @@ def write_hf_files(gguf_path: Path, folder: Path) -> None:
     except ImportError as error:
         raise DataError(
             f"{gguf_path}: reading a GGUF file needs the distribution gguf, which is not installed; "
-            "run `pip install 'slime-models[smollm2]'`"
+            "install the extra 'slime-models[smollm2]' (README, Install selected packages)"
         ) from error
     from slime_models.hf.folder import write_weights
 

@@ -46,5 +46,5 @@ def router_problems(settings: Settings) -> Iterator[Problem]:
             "fleet.router_policy",
             f"{fleet.router_policy!r} and no package sglang-router",
             "it",
-            "pip install 'slime-sglang[router]', or drop the policy: engines get requests without a router, too",
+            "install the extra 'slime-sglang[router]', or drop the policy: engines get requests without a router, too",
         )

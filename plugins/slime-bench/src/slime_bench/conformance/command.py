@@ -69,7 +69,7 @@ def conformance(argv: list[str]) -> int:
                 if arguments.write_golden is not None:
                     golden |= _golden(peer)
         except ModuleNotFoundError as error:
-            console.print(f"{peer}: left out, {error}; see the README of slime-algos for what to install")
+            console.print(f"{peer}: left out, {error}; see the README of slime-bench for what to install")
             if arguments.write_golden is not None:
                 console.print(
                     f"{arguments.write_golden} is not written: it must hold every peer that is asked for"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from slime_core.config.parsing.flags import is_known
 from slime_core.config.parsing.schema import Schema
+from slime_core.files.json_text import shown
 
 from slime_compat.flags.fate import Fate
 from slime_compat.flags.former import FORMER
@@ -13,7 +14,7 @@ from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.names import NAMES
 from slime_compat.flags.theirs import THEIRS
 from slime_compat.launch.translate import DEFAULTS
-from slime_compat.verl.keys import IDLE, KEYS
+from slime_compat.verl.keys import IDLE, IDLE_AT, KEYS
 from slime_compat.verl.others import OPENRLHF, TRL
 
 _TOP = """# The reference system's flags
@@ -79,6 +80,7 @@ def keys_table() -> str:
     """Return the tables of verl's keys, for the page that tells how to come from there."""
     rows = [f"| `{name}` | {_to(key.to)} | {key.note} |" for name, key in KEYS.items()]
     idle = [f"| `{name}` | {why} |" for name, why in IDLE.items()]
+    idle += [f"| `{name}` of `{shown(value)}` | {why} |" for name, (value, why) in IDLE_AT.items()]
     return "\n".join(
         [
             "| verl | slime | |",
@@ -108,7 +110,7 @@ Rewards and data come along as they are; settings have other names. Made by `scr
 ## verl
 
 ```
-pip install slime-compat
+pip install --find-links dist slime-compat==0.1.0   # wheels of `uv build --all-packages`, see README.md
 slime import-verl ppo_trainer.yaml algorithm.adv_estimator=grpo data.train_files=train.parquet --output grpo.toml
 slime check grpo.toml
 slime train grpo.toml
@@ -117,13 +119,13 @@ slime train grpo.toml
 The file is Hydra's YAML, overrides are those of verl's command line (`key=value`, `+key=value`, `~key`), and references
 (`${{a.b}}`, `oc.select`, `oc.env`) are resolved. Every key that has no counterpart is named, on standard error and in the recipe. What
 the configuration does not say has verl's value, and what it computes has verl's conventions (`--numerics verl`, held beside verl's own
-functions by `slime bench conformance verl`). Its whole batch of `data.train_batch_size` prompts is a step;
+functions by `slime bench conformance --peer verl`). Its whole batch of `data.train_batch_size` prompts is a step;
 `ppo_mini_batch_size` of them is an optimizer step. Parquet files are read as they are; a reward file is `rm_type = "verl"`.
 
 {keys_table()}
 
 Together, and as one would write them by hand: `data.train_files` and `data.val_files` are `data.prompt_data` and
-`eval.eval_prompt_data`; `algorithm.use_kl_in_reward` with `kl_ctrl` is `algos.kl_coef`, `kl_target` and `kl_horizon`;
+`eval.eval_prompt_data`, `data.train_max_samples` of one file is `FILE@[0:N]`; `algorithm.use_kl_in_reward` with `kl_ctrl` is `algos.kl_coef`, `kl_target` and `kl_horizon`;
 `algorithm.filter_groups` is the filter `nonzero-std` with `rollout.dynamic_sampling_max_waves`; `custom_reward_function` is
 `reward.rm_type = "verl"` with its `rm_args`; `reward_model.overlong_buffer` is `reward.overlong_buffer_len`;
 `algorithm.rollout_correction.rollout_is` is `algos.use_tis` with `tis_level`; `trainer.logger` is `run.tracker`.
@@ -139,11 +141,14 @@ Together, and as one would write them by hand: `data.train_files` and `data.val_
 
 `loss_type` is `loss_reducer`: `grpo` `sample-mean`, `dapo` and `bnpo` `token-mean`, `dr_grpo` `constant`. `scale_rewards` off is
 `disable_grpo_std_normalization`. `importance_sampling_level` `sequence` is the estimator `gspo`. `beta` above 0 wants `use_kl_loss`, too.
-`generation_batch_size` counts samples, `rollout_batch_size` prompts.
+`generation_batch_size` counts samples, `rollout_batch_size` prompts. `steps_per_generation` counts micro-batches: `num_steps_per_rollout` is
+`steps_per_generation / gradient_accumulation_steps`, 1 where TRL's default holds. `max_steps`, `save_steps` and `eval_steps` count optimizer
+steps, the settings here rollouts: divide by `num_steps_per_rollout`. `num_iterations` must be 1: samples of a step are trained on once.
 
 ## OpenRLHF
 
-`--numerics openrlhf` has the conventions of its losses.
+`--numerics openrlhf` has the conventions of its losses. With `--use_kl_loss`, `--init_kl_coef` is the weight of that loss, `algos.kl_loss_coef`, and
+`algos.kl_coef` stays 0. `--remote_rm_url` as an address wants `--rm-type remote_rm`, too; as a file of Python it is `--custom-rm-path`.
 
 | train_ppo_ray | slime |
 | --- | --- |

@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.errors import ConfigError, Problem
 from slime_core.files.json_text import shown
 
-from slime_compat.verl.keys import IDLE, KEYS, Read, count, number, whole
+from slime_compat.verl.keys import IDLE, IDLE_AT, KEYS, Read, count, number, whole
 
 #: verl's own values of what a recipe needs, where the configuration does not say it.
 DEFAULTS: Mapping[str, Any] = {
@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 #: Keys that `_Recipe` deals with together.
 _TOGETHER = frozenset({
-    "data.train_files", "data.val_files", "data.truncation", "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "data.train_files", "data.train_max_samples", "data.val_files", "data.truncation", "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.optim.betas", "actor_rollout_ref.rollout.val_kwargs.do_sample", "actor_rollout_ref.model.target_modules",
     "algorithm.use_kl_in_reward", "algorithm.kl_penalty", "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.kl_coef",
     "algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl", "algorithm.filter_groups.enable",
@@ -121,6 +121,7 @@ def _one(recipe: Imported, key: str, value: Any, *, is_given: bool) -> None:
         key == idle or key.startswith((f"{idle}.", idle) if idle.endswith("_") else f"{idle}.")
         for idle in IDLE
     )
+    is_idle = is_idle or (key in IDLE_AT and value == IDLE_AT[key][0])
     if is_given and not is_idle and key not in _TOGETHER and not key.startswith(_REWARD_KWARGS):
         recipe.without[key] = shown(value)
 
@@ -143,6 +144,13 @@ def _files(recipe: Imported, given: Mapping[str, Any]) -> None:
     files = _read(recipe, given, "data.train_files", _listed)
     if files == []:
         recipe.problems.append(Problem("data.train_files", "nothing", "a file of prompts"))
+    most = _read(recipe, given, "data.train_max_samples", whole, default=-1)
+    if files and most is not None and most > 0:
+        if len(files) == 1:
+            files = [f"{files[0]}@[0:{most}]"]
+            recipe.notes.append(f"data.train_max_samples: the first {most} rows, also where verl draws them")
+        else:
+            recipe.without["data.train_max_samples"] = shown(most)
     recipe.put("data.prompt_data", _names_and(files) if files and len(files) > 1 else files)
     held_out = _read(recipe, given, "data.val_files", _listed)
     if held_out and recipe.tables.get("eval", {}).get("eval_interval") is not None:

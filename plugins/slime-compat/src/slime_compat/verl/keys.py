@@ -123,6 +123,7 @@ KEYS: Mapping[str, Key] = {
     "data.max_response_length": Key("rollout.rollout_max_response_len", count),
     "data.train_batch_size": Key("rollout.rollout_batch_size", count),
     "data.gen_batch_size": Key("rollout.over_sampling_batch_size", count),
+    "data.val_max_samples": Key("eval.eval_num_prompts", _positive, "the first of each file"),
     "data.shuffle": Key("data.rollout_shuffle", bool),
     "data.seed": Key("rollout.rollout_seed", _same),
     "data.apply_chat_template_kwargs": Key("data.apply_chat_template_kwargs", _unless({})),
@@ -223,10 +224,11 @@ IDLE: Mapping[str, str] = {
         (
             f"{_A}.ppo_micro_batch_size", f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.use_dynamic_bsz", f"{_R}.log_prob_",
             "actor_rollout_ref.ref.log_prob_", f"{_C}.ppo_micro_batch_size", f"{_C}.ppo_micro_batch_size_per_gpu",
-            f"{_C}.forward_", f"{_C}.ppo_max_token_len_per_gpu", f"{_C}.use_dynamic_bsz", f"{_A}.use_torch_compile",
+            f"{_C}.forward_", f"{_C}.ppo_max_token_len_per_gpu", f"{_C}.use_dynamic_bsz",
         ),
         "how a step is cut into micro-batches changes no gradient; --max-tokens-per-gpu is their size",
     ),
+    f"{_A}.use_torch_compile": "the trainer chooses its kernels",
     "actor_rollout_ref.model.use_remove_padding": "rows are always packed",
     f"{_C}.model.use_remove_padding": "rows are always packed",
     f"{_C}.model.enable_gradient_checkpointing": "the critic recomputes what the policy does",
@@ -238,7 +240,7 @@ IDLE: Mapping[str, str] = {
         "sharding and offloading are --use-distributed-optimizer, --optimizer-cpu-offload and --offload-train",
     ),
     **dict.fromkeys(
-        (f"{_R}.enforce_eager", f"{_R}.free_cache_engine", f"{_R}.load_format", f"{_R}.dtype", f"{_R}.mode", f"{_R}.ignore_eos",
+        (f"{_R}.enforce_eager", f"{_R}.free_cache_engine", f"{_R}.load_format", f"{_R}.dtype", f"{_R}.mode",
          f"{_R}.disable_log_stats", f"{_R}.enable_chunked_prefill", f"{_R}.max_num_batched_tokens", f"{_R}.prompt_length",
          f"{_R}.response_length", f"{_R}.calculate_log_probs"),
         "it is how the engine works here anyway, or --sglang-* says it",
@@ -247,14 +249,19 @@ IDLE: Mapping[str, str] = {
     "data.return_raw_": "prompts are there as messages and as ids",
     "data.reward_fn_key": "the reward gets the row's metadata",
     "data.val_batch_size": "an evaluation is all of its prompts at once",
-    "data.train_max_samples": "FILE@[0:N] takes so many rows",
-    "data.val_max_samples": "--eval-num-prompts takes so many rows",
-    f"{_C}.ppo_epochs": "the critic takes the policy's optimizer steps",
     f"{_C}.ppo_mini_batch_size": "the critic takes the policy's optimizer steps",
-    "algorithm.filter_groups.metric": "the filter looks at the reward",
-    "trainer.resume_mode": "the same command goes on where the run was",
+    "algorithm.filter_groups.metric": "the filter looks at the score before the overlong penalty",
     "trainer.rollout_data_dir": "every sample is recorded in the run's folder",
     "trainer.validation_data_dir": "every sample is recorded in the run's folder",
     "trainer.log_val_generations": "every sample is recorded in the run's folder",
-    "trainer.device": "it is CUDA where there is a GPU",
 }  # fmt: skip
+#: Keys that need nothing here for this value -> the value, and why. Another value has no counterpart.
+IDLE_AT: Mapping[str, tuple[Any, str]] = {
+    f"{_R}.ignore_eos": (False, "a response ends at its end-of-sequence token"),
+    f"{_C}.ppo_epochs": (1, "the critic takes the policy's optimizer steps"),
+    "trainer.resume_mode": (
+        "auto",
+        "the same command goes on where the run was; a new --output-dir begins anew",
+    ),
+    "trainer.device": ("cuda", "it is CUDA where there is a GPU"),
+}

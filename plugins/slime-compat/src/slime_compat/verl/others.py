@@ -25,7 +25,7 @@ TRL: Mapping[str, str] = {
 }  # fmt: skip
 #: Flag of OpenRLHF's `train_ppo_ray` -> `section.setting`.
 OPENRLHF: Mapping[str, str] = {
-    "--pretrain": "model.hf_checkpoint", "--reward_pretrain": "rm.reward_model_url", "--remote_rm_url": "reward.custom_rm_path",
+    "--pretrain": "model.hf_checkpoint", "--reward_pretrain": "rm.reward_model_url", "--remote_rm_url": "rm.rm_url",
     "--save_path": "run.output_dir", "--ckpt_path": "run.output_dir", "--prompt_data": "data.prompt_data",
     "--input_key": "data.input_key", "--label_key": "data.label_key", "--apply_chat_template": "data.apply_chat_template",
     "--rollout_batch_size": "rollout.rollout_batch_size", "--n_samples_per_prompt": "rollout.n_samples_per_prompt",

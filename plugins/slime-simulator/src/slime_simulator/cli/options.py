@@ -42,6 +42,8 @@ class Asked:
     """What was asked for."""
 
     scenario: Scenario
+    costs_of: str
+    """What the costs and the lengths are those of, for people."""
     gpus: int
     registry: Registry
     options: argparse.Namespace
@@ -128,7 +130,25 @@ def read(options: argparse.ArgumentParser, argv: Sequence[str]) -> Asked:
         gpus_per_replica=known.gpus_per_replica,
     )
     scenario = Scenario(settings=settings, costs=costs, cluster=cluster, trace=trace)
-    return Asked(scenario=scenario, gpus=known.gpus, registry=registry, options=known)
+    model = settings.model.hf_checkpoint if recipes and not _gives_model(flags) else None
+    return Asked(
+        scenario=scenario, costs_of=_costs_of(known, model), gpus=known.gpus, registry=registry, options=known
+    )
+
+
+def _gives_model(flags: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == "--model" for word in flags)
+
+
+def _costs_of(known: argparse.Namespace, other_model: str | None) -> str:
+    """Return what the costs are those of; `other_model` is a recipe's, whose costs they are not."""
+    if known.from_run is not None:
+        return f"costs and lengths of {', '.join(map(str, known.from_run))}"
+    named = f" (not of the recipe's {other_model}: give --model)" if other_model else ""
+    return (
+        f"costs of {known.model} on {known.gpu} by data sheet{named}; responses of {known.median_tokens:,.0f} tokens in the median, "
+        f"{known.p99_tokens:,.0f} at the 99th percentile; --from-run fits those of your runs"
+    )
 
 
 def _check(known: argparse.Namespace) -> None:

@@ -88,6 +88,7 @@ def _show(asked: Asked, ranked: list[Plan], *, tried: int) -> None:
             f"{100 * found.engine_idle:.0f}%",
             f"{100 * found.trainer_idle:.0f}%",
         )
+    console.print(asked.costs_of)
     console.print(f"{tried} ways to use {asked.gpus} GPUs were simulated, {asked.options.steps} steps each")
     console.print(table)
     limited = limits(ranked[0].scenario, asked.registry)

@@ -133,6 +133,7 @@ def _published(options: argparse.Namespace) -> int:
 def _show(asked: Asked, found: dict[str, tuple[Simulated, list[Limit]]]) -> None:
     console, work = wide_console(), asked.scenario
     rollout, cluster = work.settings.rollout, work.cluster
+    console.print(asked.costs_of)
     console.print(
         f"{asked.gpus} GPUs: {cluster.replicas} replicas of {cluster.gpus_per_replica} and {cluster.trainer_gpus} that train "
         f"(shared: all do both); {rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples a step, "

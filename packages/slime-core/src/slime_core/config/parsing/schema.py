@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from slime_core.config.base import SectionModel
-from slime_core.config.parsing.words import annotation_of
+from slime_core.config.parsing.words import annotation_of, wanted
 from slime_core.config.sections import CORE_SECTIONS
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins import index
@@ -64,12 +65,18 @@ class Flag:
         """The default as it is shown."""
         if self.info.is_required():
             return "(required)"
-        return repr(self.info.get_default(call_default_factory=True))
+        value = self.info.get_default(call_default_factory=True)
+        return repr(str(value) if isinstance(value, Path) else value)
 
     @property
     def annotation(self) -> Any:
         """The type, with its bounds."""
         return annotation_of(self.info)
+
+    @property
+    def takes(self) -> str:
+        """The values that it takes, as it is shown."""
+        return wanted(self.annotation)
 
     @property
     def is_switch(self) -> bool:

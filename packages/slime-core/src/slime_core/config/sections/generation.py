@@ -113,7 +113,7 @@ class RolloutSection(SectionModel):
     dynamic_sampling_filter_path: str | None = None
     """Filter that says which groups to keep."""
     dynamic_sampling_max_waves: Count = 20
-    """Times that one step takes more prompts (waves) after which a filter that drops too much stops the run."""
+    """Rounds of further prompts (waves) that one step may take; where the filter still leaves too few groups, the run stops."""
     filter_args: dict[str, Any] = {}
     """Options of the filter."""
     buffer_filter_path: str | None = None
@@ -139,9 +139,9 @@ class RolloutSection(SectionModel):
     rollout_temperature: Positive = 1.0
     """Sampling temperature."""
     rollout_top_p: Share = 1.0
-    """Nucleus of the sampling distribution. Below 1 the trainer holds to the ids that it left for each token."""
+    """Top-p (nucleus) sampling. Below 1 the trainer computes log-probs over the same truncated vocabulary, token by token."""
     rollout_top_k: TopK = -1
-    """Most likely tokens to sample from; -1 for all. The trainer holds to them."""
+    """Top-k sampling; -1 for all tokens. The trainer computes log-probs over the same truncated vocabulary."""
     rollout_max_response_len: Count
     """Most tokens of a response."""
     rollout_max_context_len: Count | None = None

@@ -46,7 +46,8 @@ class RunSection(SectionModel):
     num_rollout: Count | None = None
     """Number of steps (rollout and train); needed unless `num_epoch` is given."""
     num_epoch: Count | None = None
-    """Number of passes over the prompts, when `num_rollout` is not given with it, or after it."""
+    """Number of passes over the prompts. Where `num_rollout` is given too, the one given last counts (a flag after a recipe, a later recipe
+    after an earlier one), and `num_rollout` where both are in one place."""
 
 
 class ModelSection(SectionModel):
@@ -68,17 +69,17 @@ class ClusterSection(SectionModel):
     actor_num_gpus_per_node: Count = 1
     """Ranks of the trainer on each machine: a GPU each, or a process on the CPU where no machine has GPUs."""
     critic_num_nodes: Count | None = None
-    """Machines with ranks that have the critic alone; when only their number on each is given, as many as those of the policy. Without
-    either flag the critic is in the policy's ranks."""
+    """Machines of ranks that hold the critic alone; where only `critic_num_gpus_per_node` is given, as many as the policy has. Without
+    either the critic is in the policy's ranks."""
     critic_num_gpus_per_node: Count | None = None
-    """Ranks on each of these machines, on GPUs of their own; when only the number of machines is given, as many as those of the policy.
+    """Ranks of the critic on each of its machines, on GPUs of their own; where only `critic_num_nodes` is given, as many as the policy has.
     They compute and train the critic while those of the policy do the same."""
     ref_num_nodes: Count | None = None
-    """Machines with ranks that have the frozen models alone, which are the reference and the teacher of on-policy distillation; when only
-    their number on each is given, as many as those of the policy. Without either flag these models are in the policy's ranks."""
+    """Machines of ranks that hold the frozen models alone: the reference, and the teacher of on-policy distillation. Where only
+    `ref_num_gpus_per_node` is given, as many as the policy has. Without either these models are in the policy's ranks."""
     ref_num_gpus_per_node: Count | None = None
-    """Ranks on each of these machines, on GPUs of their own; when only the number of machines is given, as many as those of the policy.
-    They compute log-probs while those of the policy do the same."""
+    """Ranks of the frozen models on each of their machines, on GPUs of their own; where only `ref_num_nodes` is given, as many as the policy
+    has. They compute log-probs while those of the policy do the same."""
     num_gpus_per_node: Count | None = None
     """GPUs of each machine that trainer and engines together may take; what the largest has when not given."""
     colocate: bool = False
