@@ -63,6 +63,29 @@ def test_an_evaluation_takes_a_runs_weights_whatever_the_training_data_is(slime,
     assert "resume with the data set" in trained.stderr
 
 
+def test_an_evaluation_is_of_the_checkpoint_also_where_no_update_would_be_due(slime, letters, tmp_path):
+    """Step 3 is no multiple of the interval, nor the last, nor one that training would evaluate."""
+    train(
+        letters,
+        *["--num-rollout", "4", "--save-interval", "1", "--keep-checkpoints", "4", "--eval-interval", "1"],
+    )
+    trained = {row["step"]: row["eval/letters-pass@1"] for row in rows(tmp_path / "runs/letters")}
+    assert trained[3] > trained[0] + 0.2
+    flags = [
+        "--num-rollout",
+        "4",
+        "--eval-interval",
+        "4",
+        "--update-weights-interval",
+        "2",
+        "--max-staleness",
+        "1",
+    ]
+    done = slime("eval", letters, "--load", tmp_path / "runs/letters/checkpoints/step_000003", *flags)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["eval/letters-pass@1"] == trained[3]
+
+
 @pytest.mark.parametrize(
     ("load", "name"),
     [

@@ -140,6 +140,39 @@ def test_a_run_that_fails_completes_the_checkpoint_that_it_is_writing(letters, t
     assert [p.name for p in (tmp_path / "runs/letters/checkpoints").iterdir()] == ["step_000004"]
 
 
+def test_a_state_that_is_kept_has_what_was_dropped_for_the_step_ahead_also_once_that_is_recorded(
+    letters, root, monkeypatch
+):
+    """A run that is asked to end after a rollout and before its training saves the state after the step before: going on, it deletes
+    the records of later steps, and writes those of what the state has."""
+    monkeypatch.syspath_prepend(root / "tests/plugins")
+    kept = {}
+
+    class Look:
+        @hookimpl
+        def slime_rollout_end(self, run, step):
+            if run.whole is not None:
+                kept[step] = {one["step"]: one["reasons"] for one in run.whole()["ahead"]}
+
+    registry = Registry()
+    registry.hook_manager.register(Look())
+    words = [
+        "--loop",
+        "one-step-off",
+        "--dynamic-sampling-filter-path",
+        "letters.slow:some",
+        "--num-rollout",
+        "3",
+    ]
+    settings = load_settings([str(letters)], words, registry=registry)
+
+    async def main() -> None:
+        await drive(await assemble(settings, registry))
+
+    asyncio.run(main())
+    assert {step: set(ahead[step]) for step, ahead in kept.items()} == {2: {"third"}, 3: {"third"}}
+
+
 def test_completed_run_is_left_as_it_is(letters, tmp_path):
     summary = train(letters)
     before = (tmp_path / "runs/letters/metrics.jsonl").read_bytes()

@@ -80,6 +80,14 @@ def test_the_second_stage_is_the_run_that_begins_with_the_weights_of_the_first(s
     assert facts(runs / "letters/second") == facts(runs / "alone")
 
 
+def test_a_stage_leaves_its_weights_also_where_they_are_offloaded_for_its_last_evaluation(staged, tmp_path):
+    shared = ["--colocate", "--offload-train", "--no-save-last", "--save-interval", "none"]
+    assert train(staged, *shared)["status"] == "completed"
+    left = np.load(tmp_path / "runs/letters/first/hf/table.npy")
+    train(staged, "--run-name", "alone")
+    assert (left == np.load(tmp_path / "runs/alone/first/hf/table.npy")).all()
+
+
 def test_the_weights_of_each_stage_are_evaluated_by_the_recipe(staged, tmp_path, capsys):
     summary = train(staged, "--num-rollout", "4")
     for name in ("first", "second"):

@@ -160,6 +160,35 @@ def test_evaluations_and_checkpoints_take_time_between_the_steps(registry):
     assert found.wall_s == pytest.approx(24 + 2 * 0.75)
 
 
+def test_what_the_engine_did_during_an_evaluation_is_no_work_of_the_next_step(registry):
+    """Step 2's groups, and those of step 3 that the bound admits, are generated in the evaluation of 100 s after step 1. Step 2 takes 2 s of
+    training and 2 s of an update, and nothing is admitted before that."""
+    shares = []
+
+    class Shares:
+        @hookimpl
+        def slime_step_end(self, run, step, metrics):
+            shares.append(metrics.get("perf/engine_idle_share"))
+
+    given = settings(registry, "--loop", "fully-async", "--max-staleness", "1")
+    given = given.having("eval", "eval_interval", 1, origin="test").having(
+        "eval", "skip_eval_before_train", True, origin="test"
+    )
+    costs = replace(SECOND, eval_s=100.0)
+
+    async def work():
+        run, _, _ = simulated_run(given, registry, costs, Cluster(replicas=1, trainer_gpus=1), BY_HAND)
+        run.trackers = [Shares()]
+        attach(registry, run.trackers)
+        try:
+            await registry.resolve("slime.loops", given.run.loop)(run)
+        finally:
+            await run.close()
+
+    run_in_virtual_time(work())
+    assert shares[1] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_prompt_is_used_once_and_none_is_too_old(registry, loop):
     given = settings(registry, *LOOPS[loop], prompts=4, samples=2, steps=30)

@@ -74,6 +74,13 @@ def test_an_execution_of_several_samples_is_one_attempt_that_its_last_trained_sa
     assert "eval/e-pass@4" not in told
 
 
+def test_lengths_of_an_evaluation_are_without_what_environments_put_in_as_those_of_training():
+    """7 tokens of which an environment put in 4, and 1 token."""
+    put_in = scored(1, n_tokens=7, environment_spans=[[1, 5]], loss_mask=[1, 0, 0, 0, 0, 1, 1])
+    found = evaluation_metrics("e", [[put_in, scored(0)]], reward_key=None, threshold=1.0)
+    assert found["eval/e/response_len/mean"] == (3 + 1) / 2
+
+
 def test_a_long_end_that_compresses_to_less_than_a_tenth_is_repetition():
     drawn = "".join(map(chr, np.random.default_rng(0).integers(32, 127, 10_000)))
     assert has_repetition(drawn + "abc" * 4000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -66,6 +67,28 @@ def test_newest_is_found_and_old_ones_go(tmp_path):
     found = checkpoint.latest(tmp_path)
     assert (found.step, found.state()["a"]) == (10, 10)
     assert np.load(found.trainer / "table.npy").shape == (27, 27)
+
+
+def test_one_that_is_written_again_has_its_name_before_the_earlier_one_is_deleted(tmp_path, monkeypatch):
+    """Deleting takes long where files are large: a kill meanwhile must not cost the step."""
+    save(tmp_path, 3)
+    there = []
+    delete = shutil.rmtree
+
+    def rmtree(path, **options):
+        if (path / "state.json").exists():
+            there.append((path.name, json.loads((tmp_path / "step_000003/state.json").read_text())["a"]))
+        delete(path, **options)
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
+
+    async def again():
+        checkpoints = Checkpoints(tmp_path, Trainer(), keep=2, in_background=False)
+        await checkpoints.save(3, {"a": "again"})
+
+    asyncio.run(again())
+    assert there == [(".old_step_000003", "again")]
+    assert names(tmp_path) == ["step_000003"]
 
 
 def test_full_disk_leaves_the_previous_one(tmp_path):

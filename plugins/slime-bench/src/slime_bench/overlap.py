@@ -34,11 +34,13 @@ ENGINES: dict[str, list[str]] = {
 }
 _IDLE = {"engine": "perf/engine_idle_share", "trainer": "perf/trainer_idle_share"}
 _STALENESS = "rollout/staleness/mean"
+#: Steps at either end that are not measured: loops generate up to three steps' groups ahead in the first ones, and none in the last.
+_ENDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopTimes:
-    """What one run took a step, in the median of its steps without the first."""
+    """What one run took a step, in the median of its measured steps."""
 
     loop: str
     step_s: float
@@ -103,7 +105,7 @@ def overlap(argv: list[str]) -> int:
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"{arguments.model} by the engine {arguments.engine} and the trainer megatron, {arguments.prompts} prompts x "
-        f"{arguments.samples} samples, median response {arguments.median} tokens, {arguments.steps} steps without the first, "
+        f"{arguments.samples} samples, median response {arguments.median} tokens, {arguments.steps} steps between {_ENDS} first and {_ENDS} last ones, "
         f"median of {arguments.repeats} runs in turn"
     )
     console.print(table)
@@ -120,7 +122,7 @@ def _run(arguments: argparse.Namespace, loop: str, folder: Path) -> LoopTimes:
     data.write_text("".join(json.dumps({"input": f"{i} + {i % 7} ="}) + "\n" for i in range(64)))
     given = {
         "hf-checkpoint": arguments.model, "prompt-data": data, "output-dir": folder, "run-name": "overlap",
-        "rollout-engine": arguments.engine, "train-backend": "megatron", "num-rollout": arguments.steps + 1,
+        "rollout-engine": arguments.engine, "train-backend": "megatron", "num-rollout": arguments.steps + 2 * _ENDS,
         "rollout-batch-size": arguments.prompts, "n-samples-per-prompt": arguments.samples, "save-interval": "none",
         "rollout-max-response-len": 10 * arguments.median, "custom-rm-path": "slime_bench.overlap:share_of_digits",
         "custom-generate-function-path": "slime_bench.overlap:as_long_as_drawn",
@@ -137,7 +139,7 @@ def _run(arguments: argparse.Namespace, loop: str, folder: Path) -> LoopTimes:
     if ended.returncode:
         raise RunError(f"slime bench overlap: the run by {loop} failed:\n{ended.stderr[-2000:]}")
     lines = (folder / "overlap/metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["step"] > 1]
+    rows = [json.loads(line) for line in lines][_ENDS:-_ENDS]
     seconds = [row["perf/step_time"] for row in rows]
     return LoopTimes(
         loop=loop,
@@ -157,7 +159,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="slime bench overlap", description=overlap.__doc__)
     parser.add_argument("--engine", choices=list(ENGINES), default="sglang")
     parser.add_argument("--model", default="smollm2-135m", help="model folder or name")
-    parser.add_argument("--steps", type=int, default=8, help="measured steps of each run, after a first one")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=8,
+        help="measured steps of each run, between those in which loops fill and drain what they generate ahead",
+    )
     parser.add_argument("--prompts", type=int, default=8, help="prompts of a step")
     parser.add_argument("--samples", type=int, default=4, help="samples of each prompt")
     parser.add_argument(

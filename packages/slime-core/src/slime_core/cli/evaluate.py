@@ -74,7 +74,7 @@ async def _evaluate(run: Run, *, of: str) -> Metrics:
     async def evaluate() -> Metrics:
         await start(run, trains=False)
         attach(run.registry, run.trackers)
-        await run.sync_weights(run.done_steps)
+        await run.send_weights(run.done_steps)
         metrics = await run.evaluate(run.done_steps)
         run.registry.hooks.slime_step_end(run=run, step=run.done_steps, metrics=metrics)
         return metrics

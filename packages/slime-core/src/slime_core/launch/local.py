@@ -168,6 +168,7 @@ async def _all_steps(run: Run, leaves: Path | None) -> None:
     await run.finish()
     if leaves is not None:
         timeout = run.settings.train.train_timeout_s
+        await run.devices.for_trainer()  # an evaluation may have been last
         with run.stop.held():
             await within(timeout, f"{leaves} (--train-timeout-s)", run.trainer.save_hf(leaves, merged=True))
 

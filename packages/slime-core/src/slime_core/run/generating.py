@@ -190,7 +190,8 @@ class GeneratingHalf(ABC):
         What is returned raises CheckpointError where a sample holds a value without a JSON form; it names sample and field.
         """
         source, buffer = self._before or (self.source.state(), self._buffer_snapshot())
-        dispatcher, ahead, open_one = self.dispatcher.snapshot(), dict(self.ahead), self._generating
+        dispatcher, open_one = self.dispatcher.snapshot(), self._generating
+        ahead = {step: (record.copy(), groups) for step, (record, groups) in self.ahead.items()}
         again = self._before is not None  # the rollout function begins anew, and drops what it dropped
         begun = StepRecord(step=open_one.step, dropped=[] if again else list(open_one.dropped))
         return lambda: {

@@ -133,7 +133,7 @@ def request_metrics(groups: Iterable[Group], *, rollout_s: float) -> Metrics:
         return {}
     tokens = sum(sample.effective_response_length for sample in samples)
     metrics: Metrics = {}
-    if rollout_s:  # 0 in virtual time, where the groups were there already
+    if rollout_s:  # 0 in virtual time, where the groups were there already, and where they were made beside earlier steps
         metrics["perf/rollout_tokens_per_sec"] = tokens / rollout_s
     for name in REQUEST_TIMINGS:
         seconds = [sample.timings[name] for sample in samples if name in sample.timings]
@@ -211,7 +211,7 @@ def evaluation_metrics(
     rewards = [[one.reward_value(reward_key) for one in outcomes(group)] for group in filled]
     metrics: Metrics = {
         f"eval/{name}": float(np.mean([value for values in rewards for value in values])),
-        f"eval/{name}/response_len/mean": float(np.mean([s.response_length for s in samples])),
+        f"eval/{name}/response_len/mean": float(np.mean([s.effective_response_length for s in samples])),
         f"eval/{name}-truncated_ratio": float(np.mean([s.status is Status.TRUNCATED for s in samples])),
     }
     rates = pass_rates([[value >= threshold for value in values] for values in rewards])

@@ -8,11 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.protocols import (
-    DataSource,
-    Metrics,
-    Trainer,
-)
+from slime_core.protocols import DataSource, Metrics, Trainer
 from slime_core.run.colocate import SharedDevices
 from slime_core.run.evaluation import evaluate, evaluate_groups
 from slime_core.run.generating import GeneratingHalf, Snapshot
@@ -106,7 +102,7 @@ class Run(GeneratingHalf):
         self._learning = StepRecord(step=self.done_steps)
         if self._generating.step != self.start_step:
             self._generating = StepRecord(step=self.start_step)
-        await self._send_weights(self.done_steps)
+        await self.send_weights(self.done_steps)
         if self.unlogged is not None:
             self._learning.metrics = self.unlogged
             await self._log_step(self.done_steps)
@@ -118,7 +114,7 @@ class Run(GeneratingHalf):
             self.eval_before = self.eval_after
             self.registry.hooks.slime_step_end(run=self, step=0, metrics=metrics)
         self._keep_state()
-        self._step_began = now()
+        self._begin_step()
 
     async def rollout(self, step: int) -> list[Group]:
         """Return the groups of a step, generated and scored, and record them."""
@@ -127,12 +123,12 @@ class Run(GeneratingHalf):
         else:
             record, groups = await self.supplied(self.generate_groups(step))
         # A step's checkpoint is written when its row is: the time of that goes into the next one.
-        saved = {name: s for name, s in self._learning.metrics.items() if name == "perf/save_time"}
+        record.metrics |= {n: s for n, s in self._learning.metrics.items() if n == "perf/save_time"}
         self._learning = record
-        record.metrics |= saved
         key, metrics = self.settings.reward.reward_key, record.metrics
         metrics |= rollout_metrics(groups, reward_key=key, drops=record.drops)
-        metrics |= request_metrics(groups, rollout_s=metrics["perf/rollout_time"])
+        rollout_s = 0.0 if self.dispatcher.admission.carries else metrics["perf/rollout_time"]
+        metrics |= request_metrics(groups, rollout_s=rollout_s)
         check_staleness(groups, step=step, bound=self.dispatcher.admission.max_staleness)
         metrics |= staleness_metrics(groups, step=step) | self.dispatcher.depth()
         metrics |= self.concurrency.take_metrics()
@@ -195,12 +191,12 @@ class Run(GeneratingHalf):
         engine that lists no transport takes none, and a trainer that lists none has none.
         """
         last = version == self.num_steps
-        interval = self.settings.train.update_weights_interval
         evaluates = _due(version, self.settings.eval.eval_interval, last=last)
-        if evaluates or _due(version, interval, last=last):
-            await self._send_weights(version)
+        if evaluates or _due(version, self.settings.train.update_weights_interval, last=last):
+            await self.send_weights(version)
 
-    async def _send_weights(self, version: int, *, midway: bool = False) -> None:
+    async def send_weights(self, version: int, *, midway: bool = False) -> None:
+        """Bring the trainer's weights to the engine as a version, due or not; `midway`: while it generates."""
         if not self.engine.capabilities.transports or not self.trainer.capabilities.transports:
             self.dispatcher.weights_arrived(version)
             return
@@ -238,7 +234,11 @@ class Run(GeneratingHalf):
         if self.settings.checkpoint.due(self.done_steps, last=self.done_steps == self.num_steps):
             await self.save(self.done_steps)
         self.events.hand_over()
-        self._step_began = now()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Count the next step's time from here, and what the engine is busy in it."""
+        self._step_began, _ = now(), self.dispatcher.busy_s()
 
     async def finish(self) -> None:
         """Evaluate and save where a loop stopped early; nothing is left to do after the last step."""
@@ -329,8 +329,8 @@ class Run(GeneratingHalf):
         finally:
             detach(self.registry, self.trackers)
             generator = self.generate if hasattr(self.generate, "close") else None  # one that is an object
-            own = (generator, *self.services.values())
-            parts = (*own, self.engine, self.trainer, self.scorer, self.user_hooks)
+            own = self.services.values()
+            parts = (generator, *own, self.engine, self.trainer, self.scorer, self.user_hooks)
             await close_all([part for part in parts if part is not None])
             self.run_dir.release()
             collect_as_usual()
@@ -385,13 +385,13 @@ class Run(GeneratingHalf):
     async def supplied[T](self, work: Awaitable[T]) -> T:
         """Await generation while the trainer is free: weights go to servers that came back without any."""
         version = max(self._version, self.trained_step)
-        send = functools.partial(self._send_weights, version, midway=True)
+        send = functools.partial(self.send_weights, version, midway=True)
         return await supplied(work, self.engine, version=version, send=send)
 
     async def ready_engine(self) -> None:
         """Let the engine generate, with the weights that it had last; with the newest where it has none any more."""
         if not self.devices.engine_has_weights:
-            await self._send_weights(max(self._version, self.trained_step))
+            await self.send_weights(max(self._version, self.trained_step))
         await self.devices.for_engine()
 
 

@@ -25,6 +25,10 @@ class StepRecord:
     dropped: list[tuple[Group, str]] = field(default_factory=list)
     """Scored groups that the step does not train on, each with the reason."""
 
+    def copy(self) -> StepRecord:
+        """Return the record as it is now."""
+        return StepRecord(step=self.step, metrics=dict(self.metrics), dropped=list(self.dropped))
+
     @property
     def drops(self) -> Counter[str]:
         """Dropped groups by reason."""

@@ -242,13 +242,14 @@ class Checkpoints:
         return True
 
     def _finish(self, step: int) -> None:
-        """Rename a sealed checkpoint to its final name, then delete old ones."""
+        """Rename a sealed checkpoint to its final name, then delete the one that had it, and old ones."""
         final = _named(self._folder, step)
         with self._whole_or_nothing(step) as temporary:
-            if final.exists():
-                _remove(final)
+            earlier = _put_aside(final) if final.exists() else None
             temporary.rename(final)
             flush(self._folder)
+        if earlier is not None:
+            shutil.rmtree(earlier, ignore_errors=True)
         for old in checkpoints(self._folder)[: -self._keep]:
             with contextlib.suppress(OSError):
                 _remove(old.path)
@@ -287,7 +288,11 @@ def _named(folder: Path, step: int) -> Path:
 
 def _remove(checkpoint: Path) -> None:
     """Delete a checkpoint; it is renamed first, so that a folder with a checkpoint's name is always complete."""
+    shutil.rmtree(_put_aside(checkpoint), ignore_errors=True)
+
+
+def _put_aside(checkpoint: Path) -> Path:
+    """Rename a checkpoint that is to be deleted; returns its new name."""
     old = checkpoint.with_name(f".old_{checkpoint.name}")
     shutil.rmtree(old, ignore_errors=True)
-    checkpoint.rename(old)
-    shutil.rmtree(old, ignore_errors=True)
+    return checkpoint.rename(old)

@@ -293,6 +293,10 @@ class TabularTrainer:
 
     async def save_hf(self, path: Path, merged: bool = False) -> None:
         """Write the table alone."""
+        if self._weights_are_away:
+            raise TrainerError(
+                "tabular trainer: the table is offloaded; wanted onload_weights before save_hf"
+            )
         path.mkdir(parents=True, exist_ok=True)
         np.save(path / "table.npy", self.table)
 

@@ -92,6 +92,40 @@ def test_a_replay_can_be_kept_as_a_run(trained, tmp_path):
     assert (tmp_path / "again/checkpoints/step_000004/trainer").exists()
 
 
+def test_a_replay_into_a_folder_that_is_there_is_refused_and_leaves_it(trained, copied, capsys):
+    """What is there would be taken for what was trained again, or be written over."""
+    before = (copied / "config.toml").read_bytes()
+    assert slime(["replay", str(trained), "--step", "4", "--output", str(copied)]) == 2
+    assert f"--output: found {copied}; wanted a folder that is not there yet" in capsys.readouterr().err
+    assert (copied / "config.toml").read_bytes() == before
+
+
+def test_a_replay_deletes_no_run_whatever_its_own_was_begun_with(trained):
+    was = load_settings([str(trained / "config.toml")], ["--overwrite"], registry=Registry())
+    arguments = argparse.Namespace(output=None, step=1)
+    assert not _settings(was, RunDir(trained), arguments, None, folder=trained).run.overwrite
+
+
+def test_a_run_that_began_from_another_ones_checkpoint_is_replayed_from_there(trained, tmp_path, capsys):
+    words = [
+        "--run-name",
+        "more",
+        "--load",
+        str(trained),
+        "--num-rollout",
+        "6",
+        "--save-interval",
+        "none",
+        "--no-save-last",
+    ]
+    assert slime(["train", str(trained / "config.toml"), "--output-dir", str(tmp_path), *words]) == 0
+    capsys.readouterr()
+    assert slime(["replay", str(tmp_path / "more"), "--step", "6"]) == 0
+    told = capsys.readouterr().out
+    assert "trained steps 5 to 6" in told and "bit for bit" in told
+    assert slime(["replay", str(tmp_path / "more"), "--step", "4"]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -157,4 +191,35 @@ def test_log_probs_rewards_samples_and_metrics_are_compared_in_this_order(traine
     assert found.startswith(f"step 1: the samples are the same, and {name} is") and "-5.0" in found
     for file in (copied / "rollouts").glob("step_000001.*"):
         file.unlink()
-    assert "ends after step 0" in first_difference(RunDir(trained), RunDir(copied))
+    found = first_difference(RunDir(trained), RunDir(copied))
+    assert found is not None and "step 3, sample" in found  # steps that both have are compared
+
+
+def test_a_step_that_one_run_lacks_is_a_difference(trained, copied, capsys):
+    for file in (copied / "rollouts").glob("step_000004.*"):
+        file.unlink()
+    assert slime(["diff", str(trained), str(copied)]) == 1
+    assert (
+        f"{copied} has no samples of step 4, and the other has; those that both have are the same"
+        in capsys.readouterr().out
+    )
+
+
+def test_runs_that_begin_later_are_compared_and_those_without_a_common_step_are_refused(
+    trained, copied, tmp_path, capsys
+):
+    """As those of `--load` do, whose steps count on."""
+    shutil.copytree(trained, tmp_path / "other")
+    for run in (copied, tmp_path / "other"):
+        for file in (run / "rollouts").glob("step_00000[12].*"):
+            file.unlink()
+    assert first_difference(RunDir(copied), RunDir(tmp_path / "other")) is None
+    rewrite(copied, 4, lambda samples: setattr(samples[2], "reward", 9.0))
+    assert "step 4, sample" in str(first_difference(RunDir(copied), RunDir(tmp_path / "other")))
+    for file in (tmp_path / "other/rollouts").glob("step_00000[34].*"):
+        file.unlink()
+    assert slime(["diff", str(copied), str(tmp_path / "other")]) == 2
+    assert (
+        f"{copied} has steps 3 to 4, and {tmp_path}/other has no step; wanted runs with a step in common"
+        in capsys.readouterr().err
+    )

@@ -142,7 +142,15 @@ def _transformers(path: Path, dtype: torch.dtype, device: torch.device, work: Wo
     def generate() -> None:
         n = work.new_tokens
         out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=n, do_sample=True, top_k=0, pad_token_id=0
+            ids,
+            attention_mask=mask,
+            max_new_tokens=n,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            repetition_penalty=1.0,
+            pad_token_id=0,  # whatever the folder's generation_config.json says
         )
         assert out.shape[1] == longest + n
 

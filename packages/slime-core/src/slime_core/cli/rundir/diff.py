@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.cli.arguments import no_run
-from slime_core.errors import ConfigError, DataError
+from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.rundir.records import read_records
 from slime_core.rundir.rundir import RunDir
 
@@ -37,17 +37,15 @@ def main(argv: list[str]) -> int:
         if not os.path.isdir(run.path / "rollouts"):
             raise ConfigError([no_run("slime diff", run.path, lacks="rollouts")])
     found = first_difference(*runs)
-    print(found if found is not None else f"no difference in {_n_steps(*runs)} steps")
+    print(found if found is not None else f"no difference in {len(common_steps(*runs))} steps")
     return 0 if found is None else 1
 
 
 def first_difference(one: RunDir, other: RunDir) -> str | None:
     """Return where two runs first differ, in words; None where all steps that both have are the same."""
     metrics = [{row["step"]: row for row in run.read_metrics()} for run in (one, other)]
-    for step in itertools.count(1):
+    for step in common_steps(one, other):
         files = [run.rollout_file(step) for run in (one, other)]
-        if not all(file.exists() for file in files):
-            break
         for rows in itertools.zip_longest(*(read_records(file, tell=_refuse) for file in files)):
             if found := _of_samples(*rows):
                 return f"step {step}, {found}"
@@ -55,14 +53,34 @@ def first_difference(one: RunDir, other: RunDir) -> str | None:
             found := _of_metrics(*(table[step] for table in metrics))
         ):
             return f"step {step}: the samples are the same, and {found}"
-    ended = [run.path for run, file in zip((one, other), files, strict=True) if not file.exists()]
-    if len(ended) == 1:
-        return f"{ended[0]} ends after step {step - 1}, and the other goes on; so far they are the same"
+    for run, more in ((one, other), (other, one)):
+        lacks = sorted(set(more.rollout_steps()) - set(run.rollout_steps()))
+        if lacks:
+            return f"{run.path} has no samples of {_steps(lacks)}, and the other has; those that both have are the same"
     return None
 
 
-def _n_steps(*runs: RunDir) -> int:
-    return next(n for n in itertools.count() if not all(run.rollout_file(n + 1).exists() for run in runs))
+def common_steps(one: RunDir, other: RunDir) -> list[int]:
+    """Return the steps whose samples both runs have.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    steps = [run.rollout_steps() for run in (one, other)]
+    common = sorted(set(steps[0]).intersection(steps[1]))
+    if not common:
+        found = ", and ".join(
+            f"{run.path} has {_steps(has)}" for run, has in zip((one, other), steps, strict=True)
+        )
+        raise ConfigError([Problem("slime diff", found, "runs with a step in common")])
+    return common
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Say which steps: `step 3`, `steps 1 to 4`, `no step`."""
+    if not steps:
+        return "no step"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
 
 def _of_samples(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str | None:

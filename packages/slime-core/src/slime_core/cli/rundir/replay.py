@@ -13,9 +13,9 @@ from slime_core.cli.arguments import no_run
 from slime_core.config.derive import with_trackers
 from slime_core.config.load import load_settings
 from slime_core.config.settings import Settings
-from slime_core.errors import CheckpointError, ConfigError, Problem
+from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
-from slime_core.rundir.checkpoint import checkpoints
+from slime_core.rundir.checkpoint import checkpoints, to_start_from
 from slime_core.rundir.rundir import RunDir
 
 #: What samples bring that records leave out: a run that trained by it cannot be replayed.
@@ -35,7 +35,11 @@ def main(argv: list[str]) -> int:
     registry = Registry.from_environment()
     was = load_settings([str(run.config)], [], registry=registry)
     recorded = {row["step"]: row for row in run.read_metrics()}
-    first, load = _start(run, arguments.step)
+    if arguments.output is not None and os.path.lexists(arguments.output):
+        raise ConfigError(
+            [Problem("slime replay --output", arguments.output, "a folder that is not there yet")]
+        )
+    first, load = _start(run, was, arguments.step)
     _check(run, was, first, arguments.step, recorded)
     with tempfile.TemporaryDirectory(prefix="slime-replay-") as place:
         settings = _settings(was, run, arguments, load, folder=Path(arguments.output or place))
@@ -73,10 +77,17 @@ def _same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted or (found != found and wanted != wanted))  # NaN is as it was, too
 
 
-def _start(run: RunDir, step: int) -> tuple[int, Path | None]:
-    """Return the first step that is trained, and the newest checkpoint before `step`; None from the model itself."""
+def _start(run: RunDir, was: Settings, step: int) -> tuple[int, Path | None]:
+    """Return the first step that is trained, and the newest checkpoint before `step`; None from the model itself.
+
+    Raises:
+        CheckpointError: the run started from another's checkpoint, which is gone, and kept none of its own before the step.
+    """
     before = [one for one in checkpoints(run.checkpoints) if one.step < step]
-    return (before[-1].step + 1, before[-1].path) if before else (1, None)
+    if before:
+        return before[-1].step + 1, before[-1].path
+    found = to_start_from(None, load=was.checkpoint.load)
+    return (1, None) if found is None else (found.step + 1, found.path)
 
 
 def _check(run: RunDir, was: Settings, first: int, last: int, recorded: Mapping[int, Any]) -> None:
@@ -84,7 +95,6 @@ def _check(run: RunDir, was: Settings, first: int, last: int, recorded: Mapping[
 
     Raises:
         ConfigError: a step was not recorded, or was trained by what is not.
-        CheckpointError: the run did not start from its model, and kept no checkpoint before the step.
     """
     problems = [
         Problem(
@@ -92,7 +102,7 @@ def _check(run: RunDir, was: Settings, first: int, last: int, recorded: Mapping[
             str(last),
             f"a step whose samples and metrics are in {run.path}: {step} has none",
         )
-        for step in range(first, last + 1)
+        for step in range(min(first, last), last + 1)
         if step not in recorded or not run.rollout_file(step).is_file()
     ]
     for table, key, neutral in _UNRECORDED:
@@ -102,10 +112,6 @@ def _check(run: RunDir, was: Settings, first: int, last: int, recorded: Mapping[
             problems.append(Problem("slime replay", found, f"{neutral}: records hold nothing of it"))
     if problems:
         raise ConfigError(problems[:1])
-    if first == 1 and was.checkpoint.load is not None and not Path(was.checkpoint.load).exists():
-        raise CheckpointError(
-            f"{was.checkpoint.load}: is gone, from which {run.path} started; give an earlier checkpoint"
-        )
 
 
 def _settings(
@@ -122,6 +128,7 @@ def _settings(
         ("run", "run_name"): "replay" if arguments.output is None else Path(arguments.output).name,
         ("run", "output_dir"): str(folder if arguments.output is None else folder.parent),
         ("run", "loop"): "sync",
+        ("run", "overwrite"): False,
         ("run", "num_rollout"): arguments.step,
         ("checkpoint", "save_interval"): None,
         ("checkpoint", "save_last"): arguments.output is not None,
