@@ -91,7 +91,7 @@ class Chaos:
 
 #: Who a process is, by what stands in its command line.
 KINDS = {
-    "slime_ray/guard.py": "guard", "ray::RankProcess": "rank", "ray::Machine": "machine's actor", "letters/served.py": "server",
+    "slime_ray/placement/guard.py": "guard", "ray::RankProcess": "rank", "ray::Machine": "machine's actor", "letters/served.py": "server",
     "workers import for": "reward worker", "gcs_server": "Ray's head", "raylet/raylet": "raylet", "log_monitor": "Ray's log monitor",
     "autoscaler": "Ray's autoscaler", "agent": "Ray's agent", "RuntimeEnvAgent": "Ray's agent", "dashboard.py": "Ray's dashboard", "IFS= read": "what ends a server's helpers", "ray::IDLE": "idle worker of Ray",
 }  # fmt: skip

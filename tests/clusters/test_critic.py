@@ -30,7 +30,7 @@ LETTERS = (
 @pytest.fixture
 def train(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that trains by the launcher `ray` in this process, and returns the summary."""
-    from slime_ray.trainer import OnRay
+    from slime_ray.trainer.trainer import OnRay
 
     monkeypatch.syspath_prepend(root / "tests/plugins")
     monkeypatch.setenv("SERVERS", "[]")

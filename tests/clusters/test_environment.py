@@ -37,7 +37,7 @@ def n_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_ranks_with_gpus_get_defaults_below_what_the_user_and_the_flag_say(
     n_gpus, letters, root, monkeypatch, tmp_path
 ):
-    from slime_ray.trainer import OnRay
+    from slime_ray.trainer.trainer import OnRay
 
     monkeypatch.syspath_prepend(root / "tests/plugins")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "2")  # by the user, in the shell of the driver alone

@@ -36,7 +36,7 @@ def run(letters: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(root / "tests/plugins")
 
     def run(servers: list[tuple[int, int]], *flags: str) -> tuple[list[dict], list[dict]]:
-        from slime_ray.trainer import OnRay
+        from slime_ray.trainer.trainer import OnRay
 
         monkeypatch.setenv("SERVERS", json.dumps(servers))
         registry = Registry()
@@ -136,7 +136,7 @@ def test_more_than_the_cluster_has_is_refused_at_once(one_node, run):
 
 @pytest.mark.faults
 def test_a_rank_that_is_given_a_gpu_does_not_compute_on_the_cpu(one_node, root, tiny_llama, tmp_path):
-    from slime_ray.trainer import OnRay
+    from slime_ray.trainer.trainer import OnRay
 
     registry = Registry.from_environment()
     flags = ["--hf-checkpoint", str(tiny_llama), "--launcher", "ray", "--output-dir", str(tmp_path)]

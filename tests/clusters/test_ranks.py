@@ -37,7 +37,7 @@ def cluster() -> Iterator[str]:
 
     set_environment()
     import ray
-    from slime_ray.cluster import connect
+    from slime_ray.placement.cluster import connect
 
     connect(2)
     yield ray.get_runtime_context().gcs_address
@@ -55,7 +55,7 @@ def train(letters: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         settings = load_settings([str(letters)], [*backend, *ranks, *flags], registry=registry)
         if not ranks:
             return launch(settings, registry, drive)
-        from slime_ray.trainer import OnRay
+        from slime_ray.trainer.trainer import OnRay
 
         return asyncio.run(assemble_and(drive, settings, registry, placement=OnRay()))
 

@@ -26,7 +26,7 @@ RAY = ("--launcher", "ray", "--ray-device", "cpu", "--actor-num-gpus-per-node", 
 @pytest.fixture
 def train(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that runs the quickstart's recipe in this process, by either launcher, and returns the summary."""
-    from slime_ray.trainer import OnRay
+    from slime_ray.trainer.trainer import OnRay
 
     monkeypatch.syspath_prepend(root / "tests/plugins")
     registry, recipe = Registry.from_environment(), root / "recipes/quickstart.toml"

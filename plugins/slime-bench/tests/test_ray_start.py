@@ -43,7 +43,9 @@ def test_events_tell_ends_of_what_starts_and_the_begin_of_the_first_rollout(tmp_
 
 
 def test_log_of_a_rank_tells_when_its_process_was_there_and_had_imported():
-    log = "2026-11-24 03:00:10,250 INFO slime_ray.rank: imports took 6.00 s, and were done 1.25 s ago\n"
+    log = (
+        "2026-11-24 03:00:10,250 INFO slime_ray.trainer.rank: imports took 6.00 s, and were done 1.25 s ago\n"
+    )
     at = time.mktime((2026, 11, 24, 3, 0, 10, 0, 0, -1))
     assert of_rank(log) == {"rank's process": at - 7.0, "rank has imported": at - 1.0}
     assert of_rank("") == {}

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from slime_ray.buckets import pack, unpack
+from slime_ray.trainer.buckets import pack, unpack
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64])

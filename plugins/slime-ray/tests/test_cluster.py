@@ -17,7 +17,7 @@ from slime_ray.launcher import set_environment
 )
 def test_address_where_no_cluster_is_is_refused_at_once(monkeypatch, address, why):
     set_environment()
-    from slime_ray.cluster import connect  # imports Ray
+    from slime_ray.placement.cluster import connect  # imports Ray
 
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(TrainerError, match=f"RAY_ADDRESS: found '{address}', where no .* joined: .*{why}"):
@@ -55,7 +55,7 @@ import sys
 from slime_ray.launcher import set_environment
 set_environment()
 from slime_core.errors import TrainerError
-from slime_ray.cluster import connect
+from slime_ray.placement.cluster import connect
 try:
     connect(1, sys.argv[1])
 except TrainerError as error:

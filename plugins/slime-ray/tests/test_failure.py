@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 from slime_core.errors import CheckpointError, ConfigError, Problem, TrainerError
-from slime_ray.failure import Failure, killed_for_memory
+from slime_ray.process.failure import Failure, killed_for_memory
 
 
 def failure_of(error: Exception) -> Failure:

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-import slime_ray.guard
-from slime_ray.guard import Guard
+import slime_ray.placement.guard
+from slime_ray.placement.guard import Guard
 
 #: With a child that has the name of Ray's raylet, and that has a child itself.
 STARTED = """
 import subprocess, sys
-from slime_ray.guard import Guard
+from slime_ray.placement.guard import Guard
 guard = Guard(starts_ray=sys.argv[1] == "True")
 shell = "echo raylet > /proc/$$/comm; sleep 1000 & echo $!; wait"
 raylet = subprocess.Popen(["/bin/sh", "-c", shell], stdout=subprocess.PIPE, text=True)
@@ -30,7 +30,7 @@ sys.stdin.read()
 ORPHANING = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from slime_ray.guard import Guard
+from slime_ray.placement.guard import Guard
 guard = Guard(starts_ray=True)
 title, clears_environment, leaves_group = sys.argv[1], sys.argv[2] == "True", sys.argv[3] == "True"
 orphan = subprocess.Popen(
@@ -46,7 +46,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 DRIVER = """
 import sys
-from slime_ray.guard import Guard
+from slime_ray.placement.guard import Guard
 guard = Guard(starts_ray=False)
 guard.watch([int(sys.argv[1])])
 print("watches", flush=True)
@@ -58,7 +58,7 @@ sys.stdin.read()
 ENDING = """
 import os, time
 from slime_core.runtime.processes.command_process import CommandProcess
-from slime_ray.guard import Guard
+from slime_ray.placement.guard import Guard
 command = CommandProcess()
 started, start = [], Guard._start
 guard = Guard(starts_ray=False, is_ending=lambda: command.is_ending)
@@ -180,7 +180,7 @@ def test_a_guard_that_is_killed_has_a_successor_that_knows_what_it_knew(victim):
 
 
 def test_a_guard_that_fails_by_itself_has_none(victim, monkeypatch):
-    monkeypatch.setattr(slime_ray.guard, "__file__", "/missing/guard.py")
+    monkeypatch.setattr(slime_ray.placement.guard, "__file__", "/missing/guard.py")
     guard = Guard(starts_ray=False)
     process = guard._process
     assert process.wait(30) > 0

@@ -7,7 +7,7 @@ import re
 import pytest
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
-from slime_ray.lock import check_lock
+from slime_ray.process.lock import check_lock
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 STARTS = """
 import asyncio, sys
 from pathlib import Path
-from slime_ray.machine import Machine
-from slime_ray.surroundings import Surroundings
+from slime_ray.placement.machine import Machine
+from slime_ray.process.surroundings import Surroundings
 folder, devices, *given = sys.argv[1:]
 surroundings = Surroundings(Path(folder), (), {}, Path(folder, "machine.log"), 1)
 machine = Machine(surroundings)

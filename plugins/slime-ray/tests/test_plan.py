@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from slime_core.errors import ConfigError
 from slime_core.protocols import EngineGpus, GpuRange
-from slime_ray.plan import Needs, make_plan, table
+from slime_ray.placement.plan import Needs, make_plan, table
 
 
 def servers(*sizes: int, unused: int = 0) -> EngineGpus:

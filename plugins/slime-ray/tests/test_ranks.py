@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_ray.rank import RankAddress
-from slime_ray.ranks import Member, RankActors
+from slime_ray.trainer.rank import RankAddress
+from slime_ray.trainer.ranks import Member, RankActors
 
 
 def test_the_first_rank_on_each_machine_has_its_number():

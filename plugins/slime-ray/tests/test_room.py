@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 from slime_core.errors import ConfigError
-from slime_ray.plan import Needs, make_plan
-from slime_ray.room import check_reward_room, check_room, sizes
+from slime_ray.placement.plan import Needs, make_plan
+from slime_ray.placement.room import check_reward_room, check_room, sizes
 
 
 def nodes(*cores: int) -> list[dict]:

@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError
 from slime_core.protocols import TrainerCapabilities, TransferPlan
 from slime_core.weights.sync import MemoryChannel
 from slime_ray import ranks as rank_actors
-from slime_ray.ranks import Member, RankActors, RankDied
-from slime_ray.trainer import RayTrainer
+from slime_ray.trainer.ranks import Member, RankActors, RankDied
+from slime_ray.trainer.trainer import RayTrainer
 
 #: What each of four ranks of two pipeline stages says, on two machines.
 STAGES, MACHINES = [0, None, 1, None], [0, None, None, 1]

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from slime_ray import surroundings
-from slime_ray.surroundings import use_interface_of
+from slime_ray.process.surroundings import use_interface_of
 
 NAME = "GLOO_SOCKET_IFNAME"
 

@@ -39,7 +39,7 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     """Refuse sizes of ranks and servers that no machine has room for, or that do not fit each other."""
     if build.settings.run.launcher not in _NAMES:
         return
-    from slime_ray.plan import make_plan, needs_of
+    from slime_ray.placement.plan import make_plan, needs_of
 
     try:
         make_plan(needs_of(build), gpus_per_node=build.settings.cluster.num_gpus_per_node)
@@ -52,7 +52,7 @@ def slime_placement(build: BuildContext) -> Iterable[str]:
     """Return where ranks, servers and workers of rewards will be; which of the cluster's machines these are is known at the start."""
     if build.settings.run.launcher not in _NAMES:
         return
-    from slime_ray.plan import make_plan, needs_of, table
+    from slime_ray.placement.plan import make_plan, needs_of, table
 
     needs, size = needs_of(build), build.settings.cluster.num_gpus_per_node
     if size is None:

@@ -21,7 +21,7 @@ def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Await
         SlimeError: the run could not be assembled, or what `use` raises.
     """
     set_environment()
-    from slime_ray.trainer import OnRay
+    from slime_ray.trainer.trainer import OnRay
 
     return run_event_loop(lambda stop: assemble_and(use, settings, registry, placement=OnRay(), stop=stop))
 

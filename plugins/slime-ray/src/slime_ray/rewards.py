@@ -23,10 +23,10 @@ from slime_core.rewards.workers.wire import Setup
 from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.deadline import within
 
-from slime_ray.failure import Failure, killed_for_memory
-from slime_ray.lock import Lock, check_lock
-from slime_ray.ranks import left
-from slime_ray.surroundings import Surroundings, allowed_plugins, begin_log, move_in
+from slime_ray.process.ends import still_running
+from slime_ray.process.failure import Failure, killed_for_memory
+from slime_ray.process.lock import Lock, check_lock
+from slime_ray.process.surroundings import Surroundings, allowed_plugins, begin_log, move_in
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class RayRewardWorkers:
             if ray.is_initialized():
                 with contextlib.suppress(RayError):
                     ray.kill(host.actor)
-        await left(self._here, _GONE_S)
+        await still_running(self._here, _GONE_S)
 
     def _begin(self, number: int) -> Any:
         surroundings = Surroundings(

@@ -27,10 +27,11 @@ def children_of(parent: int) -> list[int]:
 def descendants(parent: int) -> set[int]:
     """Return the living processes below one."""
     children = children_of(parent)
-    return {child for child in children if not _has_ended(child)}.union(*map(descendants, children))
+    return {child for child in children if not has_ended(child)}.union(*map(descendants, children))
 
 
-def _has_ended(process: int) -> bool:
+def has_ended(process: int) -> bool:
+    """Say whether a process is gone, or is only waited for by its parent: its files are closed by then."""
     with contextlib.suppress(OSError):
         return _after_name(Path(f"/proc/{process}/stat"))[0] in ("Z", "X")
     return True

@@ -25,9 +25,9 @@ from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.samples import TrainBatch
 from slime_core.weights.sync import Bucket, MemoryChannel
 
-from slime_ray.failure import Failure
-from slime_ray.lock import Lock, check_lock
-from slime_ray.surroundings import Surroundings, begin_log, move_in, use_interface_of
+from slime_ray.process.failure import Failure
+from slime_ray.process.lock import Lock, check_lock
+from slime_ray.process.surroundings import Surroundings, begin_log, move_in, use_interface_of
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class RankProcess:
     @answering
     async def next_bucket(self) -> Any:
         """Return the next bucket of `send`, packed; None after the last. Of rank 0."""
-        from slime_ray.buckets import pack  # imports torch
+        from slime_ray.trainer.buckets import pack  # imports torch
 
         if self._buckets is None:
             self._buckets = (await self._outgoing.get()).buckets()

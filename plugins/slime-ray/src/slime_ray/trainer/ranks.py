@@ -22,8 +22,9 @@ from slime_core.protocols import Role
 from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.processes.stacks import ask_for_stacks
 
-from slime_ray.failure import Failure, killed_for_memory
-from slime_ray.rank import RankAddress
+from slime_ray.process.ends import still_running
+from slime_ray.process.failure import Failure, killed_for_memory
+from slime_ray.trainer.rank import RankAddress
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ FIRST_CALL = "whereabouts"
 _GRACE_S = 2.0
 #: Seconds in which a killed process is gone.
 _GONE_S = 5.0
-_POLL_S = 0.02
 #: Files in the stacks of a rank that are Ray's.
 _RAYS_OWN = ("/site-packages/ray/",)
 #: Bytes of a log's end that an error shows.
@@ -155,10 +155,12 @@ class RankActors:
         for member in members:
             with contextlib.suppress(RayError):
                 ray.kill(member.actor)
-        for pid in await left(here, _GRACE_S):  # one that is stopped or stuck does not hear what Ray asks
+        for pid in await still_running(
+            here, _GRACE_S
+        ):  # one that is stopped or stuck does not hear what Ray asks
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await left(here, _GONE_S)
+        await still_running(here, _GONE_S)
 
     def _alive(self, method: str, role: Role | None = None) -> list[Member]:
         if not self._members:
@@ -220,22 +222,5 @@ def _is_rank(pid: int) -> bool:
     """Say whether the process of this number is a rank: another one may have its number by now."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RankProcess")
-    except OSError:
-        return False
-
-
-async def left(pids: Sequence[int], seconds: float) -> list[int]:
-    """Wait until none of the processes runs, at most so long; return those that do."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while any(_runs(pid) for pid in pids):
-                await asyncio.sleep(_POLL_S)
-    return [pid for pid in pids if _runs(pid)]
-
-
-def _runs(pid: int) -> bool:
-    """Say whether a process is there, and no zombie: it has its files until then."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False

@@ -27,16 +27,16 @@ from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.runtime.processes.command_process import COMMAND
 
-from slime_ray.cluster import connect, joins
-from slime_ray.failure import killed_for_memory
-from slime_ray.guard import Guard
-from slime_ray.machine import Machine
-from slime_ray.plan import DevicePlan, Slot, make_plan, needs_of
-from slime_ray.ranks import left
+from slime_ray.placement.cluster import connect, joins
+from slime_ray.placement.guard import Guard
+from slime_ray.placement.machine import Machine
+from slime_ray.placement.plan import DevicePlan, Slot, make_plan, needs_of
+from slime_ray.placement.room import check_reward_room, check_room, has_gpus, sizes
+from slime_ray.process.ends import still_running
+from slime_ray.process.failure import killed_for_memory
+from slime_ray.process.surroundings import Surroundings
 from slime_ray.rewards import RayRewardWorkers
-from slime_ray.room import check_reward_room, check_room, has_gpus, sizes
 from slime_ray.section import RaySection
-from slime_ray.surroundings import Surroundings
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,9 @@ class RayPlacement:
             with contextlib.suppress(RayError):
                 if actor is not None:
                     ray.kill(actor)
-        for pid in await left([held.pid_here for held in machines if held.pid_here is not None], _GONE_S):
+        for pid in await still_running(
+            [held.pid_here for held in machines if held.pid_here is not None], _GONE_S
+        ):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         groups, self._group, self._rewards = (self._group, self._rewards), None, None

@@ -13,7 +13,7 @@ from slime_core.devices.cuda_variables import cuda_defaults
 from slime_core.runtime.processes.ports import ReservedPort, reserve_server_ports
 from slime_core.runtime.processes.server_process import ServerProcess
 
-from slime_ray.surroundings import Surroundings, begin_log, move_in, use_interface_of
+from slime_ray.process.surroundings import Surroundings, begin_log, move_in, use_interface_of
 
 #: What a process that is given no number of threads chooses by itself; Ray sets it for its actors, which pass it on.
 _THREADS = "OMP_NUM_THREADS"

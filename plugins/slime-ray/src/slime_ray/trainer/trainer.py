@@ -33,11 +33,11 @@ from slime_core.runtime.phase_times import Phase
 from slime_core.samples import TrainBatch
 from slime_core.weights.sync import MemoryChannel
 
-from slime_ray.placement import RayPlacement
-from slime_ray.rank import RankProcess, RayChannel
-from slime_ray.ranks import FIRST_CALL, Member, RankActors, RankDied
+from slime_ray.placement.placement import RayPlacement
+from slime_ray.process.surroundings import Surroundings, allowed_plugins
 from slime_ray.section import RaySection
-from slime_ray.surroundings import Surroundings, allowed_plugins
+from slime_ray.trainer.rank import RankProcess, RayChannel
+from slime_ray.trainer.ranks import FIRST_CALL, Member, RankActors, RankDied
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class RayTrainer:
 
     async def _hand_over(self, channel: MemoryChannel) -> None:
         """Put what rank 0 sends into the engine's channel."""
-        from slime_ray.buckets import unpack  # imports torch
+        from slime_ray.trainer.buckets import unpack  # imports torch
 
         try:
             while (packed := await self._started.ask_first("next_bucket")) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from slime_core.errors import ConfigError, Problem
 
-from slime_ray.plan import DevicePlan, Needs
+from slime_ray.placement.plan import DevicePlan, Needs
 
 
 def has_gpus(device: str | None, *, is_joined: bool) -> bool:

@@ -1,0 +1,1 @@
+"""The trainer: ranks that are Ray actors."""
