@@ -27,7 +27,7 @@ def test_address_where_no_cluster_is_is_refused_at_once(monkeypatch, address, wh
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_head_that_answers_late_is_joined_at_the_second_try_and_no_later(monkeypatch, times):
     set_environment()
-    from slime_ray import cluster
+    from slime_ray.placement import cluster
 
     calls = []
 
@@ -81,7 +81,7 @@ from pathlib import Path
 from slime_ray.launcher import set_environment
 set_environment()
 import ray
-from slime_ray import cluster
+from slime_ray.placement import cluster
 
 init, left = ray.init, []
 def times_out(**settings):

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 from slime_core.protocols import TrainerCapabilities, TransferPlan
 from slime_core.weights.sync import MemoryChannel
-from slime_ray import ranks as rank_actors
+from slime_ray.trainer import ranks as rank_actors
 from slime_ray.trainer.ranks import Member, RankActors, RankDied
 from slime_ray.trainer.trainer import RayTrainer
 

@@ -6,7 +6,7 @@ import os
 import socket
 
 import pytest
-from slime_ray import surroundings
+from slime_ray.process import surroundings
 from slime_ray.process.surroundings import use_interface_of
 
 NAME = "GLOO_SOCKET_IFNAME"
