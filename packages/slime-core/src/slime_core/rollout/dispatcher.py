@@ -118,7 +118,7 @@ class Dispatcher:
         jobs, groups = await self._end_requests()
         if groups:
             self._tell("groups_put_back", numbers=[job.number for job in jobs])
-            self._run.keep_for_later(groups)
+            self._run.keep_for_later(groups, given=[job.given for job in jobs])
         self.jobs.undecided.difference_update(jobs)
 
     @asynccontextmanager
