@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.errors import DataError, SlimeError
+from slime_core.errors import DataError
 
 from slime_agents.endpoints.asking import Ask, Refused
 from slime_agents.tape.messages import Message, n_same
@@ -108,7 +108,7 @@ class Session:
         except TapeAborted as error:
             self._end(error)
             raise Refused(503, "aborted", str(error)) from error
-        except SlimeError as error:
+        except Exception as error:  # whatever it is, asking again does not help, and the run names it
             self._end(error)
             raise Refused(500, "engine", str(error)) from error
 
