@@ -1,8 +1,9 @@
-"""One group: which samples a reward is asked about, what becomes of an execution that fails, and as what surplus groups come back."""
+"""One group: which samples a reward is asked about, what becomes of an execution that fails, and of a group that is surplus."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import RewardError
 from slime_core.protocols.rollout import rendering_prompt
 from slime_core.rewards.results import Reward
-from slime_core.rollout.admission import Waves
+from slime_core.rollout.admission import Bounded, Waves
 from slime_core.rollout.dispatcher import Dispatcher
 from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.group import fresh, run_group, score
@@ -127,3 +128,40 @@ def test_a_partial_response_that_begins_anew_was_begun_by_no_step():
     partial = Sample(index=0, tokens=[0, 7], response_length=1, status=Status.ABORTED, metadata=metadata)
     (prompt,) = fresh([partial])
     assert (prompt.status, prompt.tokens, prompt.metadata) == (Status.PENDING, [0], {"level": 3})
+
+
+async def asks_nothing(ctx, sample, params):
+    """Work for 1,000 s without the engine, or until that is of no use; the samples of the first batch ask once."""
+    if sample.index < BATCH:
+        return await single_turn(ctx, sample, params)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ctx.over.wait(), 1000)
+    sample.status = Status.ABORTED
+    return sample
+
+
+def test_generators_that_ask_nothing_hear_that_the_batch_is_full():
+    run = Scored(asks_nothing)
+
+    async def step():
+        dispatcher = Dispatcher(run, last_step=1)
+        dispatcher.admission = Waves(wave=2 * BATCH)
+        await dispatcher.next(1)
+
+    _, took = run_in_virtual_time(step())
+    assert took == 1
+    assert [group[0].index for group in run.buffer] == [4, 5, 6, 7]
+
+
+def test_generators_that_ask_nothing_may_finish_where_requests_are_ended_for_new_weights():
+    run = Scored(asks_nothing)
+
+    async def update():
+        dispatcher = Dispatcher(run, last_step=2)
+        dispatcher.admission = Bounded(max_staleness=1)
+        async with dispatcher.open():
+            await dispatcher.next(1)
+            async with dispatcher.interrupted():
+                return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(update())[0] == 1000

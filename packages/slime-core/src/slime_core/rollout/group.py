@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import logging
@@ -36,6 +37,7 @@ async def run_group(
     *,
     params_of: Callable[[Sample], SamplingParams],
     engine: Generates | None = None,
+    over: asyncio.Event | None = None,
     evaluation: bool = False,
     max_context_len: int | None = None,
 ) -> Group:
@@ -46,6 +48,7 @@ async def run_group(
         group: as it was taken.
         params_of: how a sample is drawn.
         engine: what generators are given; None gives them the run's engine behind its limit, to be aborted by nobody.
+        over: set once nobody needs the group any more; None where that is not to be.
         evaluation: whether it is not for training.
         max_context_len: most tokens of prompt and response in an evaluation; in training `rollout_max_context_len` holds.
     """
@@ -56,6 +59,7 @@ async def run_group(
         evaluation=evaluation,
         max_context_len=max_context_len,
         services=run.services,
+        over=over or asyncio.Event(),
     )
     generator = run_generator(run)
     executions = await results(

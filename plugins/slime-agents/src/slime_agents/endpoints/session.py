@@ -124,6 +124,11 @@ class Session:
             self.hit = self.hit or "refusals"
             self.is_over.set()
 
+    async def end_with(self, rollout_is_over: asyncio.Event) -> None:
+        """End it once the rollout has all that it needs, also where its program asks nothing more."""
+        await rollout_is_over.wait()
+        self._end(TapeAborted("the rollout has all that it needs"))
+
     async def close(self) -> None:
         """Answer nothing more, and end what is being generated."""
         self.is_closed = True
