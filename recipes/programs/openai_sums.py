@@ -1,13 +1,12 @@
 """An agent program: asks a model for a sum, and once more where the answer is wrong. Exits with 0 if it gets the right one."""
 
 import json
-import os
 import re
 import sys
 
 from openai import OpenAI
 
-question = json.loads(os.environ["SLIME_TASK"])["prompt"]
+question = json.load(sys.stdin)["prompt"]
 a, b = map(int, re.findall(r"\d+", question))
 client = OpenAI()  # address and key are in OPENAI_BASE_URL and OPENAI_API_KEY
 EXAMPLES = (("2 + 3", "5"), ("7 + 1", "8"), ("6 + 6", "12"))

@@ -239,6 +239,21 @@ def test_a_request_that_is_cancelled_leaves_its_place(is_let_through):
     assert run_in_virtual_time(work())[0] == (True, "stop", [1], 0)
 
 
+def test_an_abort_passes_over_a_request_that_was_cancelled_in_the_same_turn_of_the_loop():
+    async def work():
+        engine = ByOrder(1)
+        one = AbortableEngine(engine, engine.limit)
+        await engine.limit.enter("somebody")
+        asked = [asyncio.create_task(one.generate([0], params(seed))) for seed in range(2)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        await one.abort()
+        cancelled, aborted = await asyncio.gather(*asked, return_exceptions=True)
+        return type(cancelled), aborted.finish_reason, engine.limit.in_flight
+
+    assert run_in_virtual_time(work())[0] == (asyncio.CancelledError, "abort", 1)
+
+
 def test_a_request_that_fails_leaves_its_place():
     async def work():
         engine = ByOrder(1)

@@ -81,8 +81,8 @@ class Prompts:
     def drop_reason(self, group):
         return "chosen" if self.drops(group[0].index) else None
 
-    def keep_for_later(self, groups):
-        self.buffer += leftovers(groups, self.rollout, step=1)
+    def keep_for_later(self, groups, *, given):
+        self.buffer += leftovers(groups, self.rollout, given=given, step=1)
 
     def sampling_params(self, sample):
         return training_params(sample, self.rollout)

@@ -220,13 +220,26 @@ def test_an_abort_gives_the_sample_back_as_it_was():
     assert samples[0].tokens == []
 
 
-def test_an_engine_that_fails_ends_the_run_by_its_own_error():
+def test_a_program_that_asks_nothing_more_is_ended_once_the_rollout_has_all_that_it_needs():
+    over = asyncio.Event()
+
+    async def agent(base_url, api_key, task):
+        await post(base_url, api_key)
+        over.set()
+        await asyncio.sleep(1000)
+
+    samples, _ = played(agent, lambda text: "y", over=over, reward="program", timeout_s=20)
+    assert (samples[0].status, samples[0].tokens) == (Status.ABORTED, [])
+
+
+@pytest.mark.parametrize("error", [EngineError("the server is gone"), KeyError("its page is gone")])
+def test_an_engine_that_fails_ends_the_run_by_its_own_error(error):
     async def agent(base_url, api_key, task):
         while True:
             await post(base_url, api_key)
 
-    with pytest.raises(EngineError, match="gone"):
-        played(agent, lambda text: EngineError("the server is gone"), reward="program")
+    with pytest.raises(type(error), match="is gone"):
+        played(agent, lambda text: error, reward="program")
 
 
 def test_an_agent_that_asks_nothing_fails_by_name_and_one_that_raises_has_no_reward():

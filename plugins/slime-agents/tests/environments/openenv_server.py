@@ -29,14 +29,18 @@ class Game:
 
 
 class Server:
-    """What it was sent is in `told`, and how many sessions it has in `open`, at most `room`."""
+    """What it was sent is in `told`, and how many sessions it has in `open`, at most `room`.
+
+    It pings who has begun an episode, as uvicorn does from time to time; `ponged` is set once that is answered.
+    """
 
     def __init__(self, *, room=2, shares=False):
         self.room, self.open, self.most, self.told = room, 0, 0, []
         self.shares, self.game = shares, Game()
+        self.ponged = asyncio.Event()
 
     async def socket(self, request):
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(autoping=False)
         await socket.prepare(request)
         if self.open >= self.room:
             data = {"message": "full", "code": "CAPACITY_REACHED"}
@@ -48,6 +52,9 @@ class Server:
         game = Game()
         try:
             async for message in socket:
+                if message.type is WSMsgType.PONG:
+                    self.ponged.set()
+                    continue
                 if message.type is not WSMsgType.TEXT:
                     break
                 asked = json.loads(message.data)
@@ -64,6 +71,8 @@ class Server:
                     await socket.send_json({"type": "error", "data": data})
                 else:
                     await socket.send_json({"type": "observation", "data": answer})
+                    if asked["type"] == "reset":
+                        await socket.ping()
         finally:
             self.open -= 1
         return socket

@@ -76,6 +76,37 @@ def test_an_action_may_be_a_part_of_the_turn_or_json():
     assert found.reward == 1.0
 
 
+def test_a_server_that_pings_while_the_policy_speaks_is_answered():
+    """One that is not would end the connection: uvicorn after 20 s."""
+    server = Server()
+
+    async def main():
+        async with serving(server) as url:
+            environment, own = OpenEnv(url=url), sample()
+            try:
+                await environment.reset(own)
+                await asyncio.wait_for(server.ponged.wait(), 20)
+                return (await environment.step(own, "7")).reward
+            finally:
+                await environment.close()
+
+    assert asyncio.run(main()) == 1.0
+
+
+@pytest.mark.parametrize("transport", ["socket", "http"])
+def test_an_answer_has_no_deadline_beside_that_of_the_environment(transport):
+    async def main():
+        async with serving(Server()) as url:
+            environment = OpenEnv(url=url, transport=transport)
+            try:
+                await environment.reset(sample())
+                return environment._session._http.timeout.total
+            finally:
+                await environment.close()
+
+    assert asyncio.run(main()) is None
+
+
 def test_more_conversations_than_sessions_wait_for_each_other():
     """Five at once, two sessions: the server never has a third, and each guesses its own number."""
     server = Server(room=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -83,13 +84,13 @@ def test_tasks_are_played_by_verifiers_and_trained_token_for_token(program):
 
 def test_a_socket_that_nobody_serves_is_told(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("SLIME_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setenv("SLIME_TASK", '{"metadata": {"verifiers": {}}}')
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"metadata": {"verifiers": {}}}'))
     assert verifiers_program.main(["ask", str(tmp_path / "none")]) == 1
     assert "start it by verifiers_program.py serve" in capsys.readouterr().err
 
 
 def test_a_task_that_is_none_ends_with_status_2(monkeypatch, capsys):
     monkeypatch.setenv("SLIME_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setenv("SLIME_TASK", '{"metadata": {}}')
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"metadata": {}}'))
     assert verifiers_program.main([]) == 2
     assert "metadata.verifiers: KeyError" in capsys.readouterr().err

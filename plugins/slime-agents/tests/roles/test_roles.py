@@ -8,7 +8,7 @@ import pytest
 from slime_agents.roles.roles import Roles
 from slime_agents.roles.table import read_roles
 from slime_agents.section import AgentsSection
-from slime_core.errors import ConfigError, SampleError
+from slime_core.errors import ConfigError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.rollout.execution import Generator
 from slime_core.samples import Sample, Status
@@ -99,9 +99,12 @@ def test_only_the_last_of_the_roles_so_far_is_cut_off():
     assert [one.metadata["roles"]["not_reached"] for one in samples] == [["writer"]] * 2
 
 
-def test_a_first_role_without_room_is_an_error():
-    with pytest.raises(SampleError, match="wanted at most"):
-        played(lambda text: "y", SOLVER, CHECKER, context=SOLVES - 1)
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_first_role_without_room_fails_its_sample_and_ends_no_run(spare):
+    (sample,), engine = played(lambda text: "y", SOLVER, CHECKER, context=SOLVES + spare)
+    told = f"sample 4: its prompt has {SOLVES} tokens, of at most {SOLVES + spare} with the answer"
+    assert (sample.status, sample.failure.split(";")[0]) == (Status.FAILED, told)
+    assert (list(sample.tokens), engine.requests) == ([50], [])
 
 
 @pytest.mark.parametrize(

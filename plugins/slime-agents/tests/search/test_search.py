@@ -42,12 +42,14 @@ def said(environment, *turns, label="Paris", status=Status.COMPLETED):
     """Return what the environment answers to each turn."""
 
     async def main():
-        sample = Sample(index=0, label=label, status=status)
+        sample, services = Sample(index=0, label=label, status=status), {}
+        environment.use(services)
         await environment.reset(sample)
         try:
             return [await environment.step(sample, turn) for turn in turns]
         finally:
             await environment.close()
+            await close_all(list(services.values()))
 
     return asyncio.run(main())
 
@@ -210,6 +212,26 @@ def test_a_server_is_asked_as_search_r1s_is(server):
     (found,) = said(remote(server, topk=2), "<search>Paris</search>")
     assert server.asked == [{"queries": ["Paris"], "topk": 2, "return_scores": True}] * 2
     assert found.content == "\n\n<information>Doc 1 (Title: Paris): A city.\nDoc 2: Bread.</information>\n\n"
+
+
+def test_conversations_share_the_client_of_a_server_which_bounds_their_requests_together(server):
+    server.replies += [(200, {"result": [[]]})]
+
+    async def main():
+        services, sample = {}, Sample(index=0, label="x")
+        one, two, other = remote(server), remote(server), Search(url=server.url)
+        for each in (one, two, other):
+            each.use(services)
+            await each.reset(sample)
+        clients = [await each._opened() for each in (one, two, other)]
+        await one.close()  # which ends for itself alone
+        answered = await two.step(sample, "<search>Paris</search>")
+        await close_all(list(services.values()))
+        return clients, answered.info["found"], [client._client._client.is_closed for client in clients]
+
+    (first, second, asked_otherwise), found, are_closed = asyncio.run(main())
+    assert first is second and first is not asked_otherwise
+    assert (found, are_closed) == (0, [True] * 3)
 
 
 @pytest.mark.parametrize(

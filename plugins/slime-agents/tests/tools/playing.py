@@ -29,14 +29,14 @@ def loop_of(**settings):
     return ToolLoop(settings=AgentsSection(**settings), resolve=resolve)
 
 
-def played(say, *, n=1, max_new_tokens=4000, prompt="what is 6 times 7?", **settings):
+def played(say, *, n=1, max_new_tokens=4000, prompt="what is 6 times 7?", context=None, **settings):
     """Play samples at once; returns them and the engine."""
     engine = SayingEngine(say)
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
 
     async def play():
         loop = loop_of(**settings)
-        ctx = GenerateContext(engine=engine, tokenizer=ByteChat())
+        ctx = GenerateContext(engine=engine, tokenizer=ByteChat(), max_context_len=context)
         samples = [Sample(index=i, group_index=0, prompt=prompt) for i in range(n)]
         try:
             return await asyncio.gather(*(loop(ctx, sample, params) for sample in samples))

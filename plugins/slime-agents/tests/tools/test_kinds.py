@@ -104,6 +104,16 @@ def test_more_calls_of_an_http_tool_than_aiohttps_own_bound_are_in_flight_at_onc
     assert [one.text for one in asyncio.run(play())] == ["y"] * n_calls
 
 
+def test_a_call_of_an_http_tool_has_no_deadline_beside_that_of_its_limits():
+    async def play():
+        toolset = http("search", ToolLimits(timeout_s=1000), url="http://127.0.0.1:9", parameters=QUERY)
+        await toolset.open()
+        await toolset.close()
+        return toolset._session.timeout.total
+
+    assert asyncio.run(play()) is None
+
+
 @pytest.mark.slow
 def test_the_tools_of_an_mcp_server_are_called_and_the_server_ends_with_them():
     toolset = mcp("server", ToolLimits(timeout_s=60), command=[sys.executable, SERVER])

@@ -77,6 +77,24 @@ def test_the_prompt_has_the_tools_and_the_system_prompt():
     assert say is not None
 
 
+#: Tokens of the question, a byte each, and of what the template puts around it, in which each mark is one: `<|begin|>user\n`,
+#: `<|end|>\n` and `<|begin|>assistant\n`.
+ASKS = len("what is 6 times 7?") + 6 + 2 + 11
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_prompt_that_leaves_no_room_fails_its_sample_and_ends_no_run(spare):
+    (sample,), engine = played(lambda text: "no", context=ASKS + spare)
+    told = f"sample 0: its prompt has {ASKS} tokens, of at most {ASKS + spare} with the answer"
+    assert (sample.status, sample.failure.split(";")[0]) == (Status.FAILED, told)
+    assert (list(sample.tokens), engine.requests) == ([], [])
+
+
+def test_a_prompt_that_leaves_room_for_one_token_is_answered_by_one():
+    (sample,), _ = played(lambda text: "no", context=ASKS + 1)
+    assert (sample.status, sample.response) == (Status.TRUNCATED, "n")
+
+
 def test_calls_of_a_turn_are_answered_beside_each_other_in_their_order():
     calls = [("later", {"text": "ab"}), ("multiply", {"a": 2, "b": 3}), ("later", {"text": "c", "n": 1})]
     (sample,), _ = played(

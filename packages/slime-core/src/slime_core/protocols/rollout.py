@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ class GenerateContext:
     """Most tokens of prompt and response, by the settings and the engine; None where neither says."""
     services: dict[str, Any] = field(default_factory=dict)
     """What plugins started for the run and share, by a name of theirs; closed with it (`close`)."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the rollout has all that it needs: what is at work without the engine may end, its sample be returned as ABORTED."""
 
     async def turn(self, sample: Sample, params: SamplingParams) -> str:
         """Generate one turn, or what is missing of one that was aborted, and append it to the sample with its bookkeeping.

@@ -12,7 +12,8 @@ class AbortableEngine:
     """Ends requests in flight when it is aborted; from then on every request returns at once with finish reason `abort`.
 
     So do those that wait at the limit. A generator of several turns that is inside a tool call has no request in flight: it
-    learns of the abort from its next one, which names the weights of the newest answer.
+    learns of the abort from its next one, which names the weights of the newest answer, or where its group is surplus from
+    `GenerateContext.over`.
 
     Args:
         engine: of the run.

@@ -184,7 +184,8 @@ class ConcurrencyLimit:
         """Have `enter` return False to all that wait for an owner."""
         for ticket in [ticket for ticket, whose in self._waiting.items() if whose is owner]:
             del self._waiting[ticket]
-            ticket.set_result(False)
+            if not ticket.done():  # otherwise it is cancelled, and about to say so
+                ticket.set_result(False)
             self._tell_if_none_waits()
 
     def take_metrics(self) -> Metrics:

@@ -56,8 +56,8 @@ class RolloutRun(Protocol):
     def take(self, n_groups: int) -> list[Group]:
         """Return groups to generate: those that wait in the buffer first, then new ones."""
 
-    def keep_for_later(self, groups: Sequence[Group]) -> None:
-        """Put surplus and aborted groups into the buffer."""
+    def keep_for_later(self, groups: Sequence[Group], *, given: Sequence[Group]) -> None:
+        """Put surplus and aborted groups into the buffer; `given` are the same as they were submitted."""
 
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn."""

@@ -48,6 +48,8 @@ class Dispatcher:
         self.jobs = Jobs(batch_size=run.sizes.rollout_batch_size, last_step=last_step)
         """Where all groups are."""
         self._engine = AbortableEngine(run.engine, run.concurrency)
+        self._over = asyncio.Event()
+        """Set where the groups in flight are surplus; not where their requests alone are ended."""
         self._tasks: dict[asyncio.Task[Group], Job] = {}
         self._queue: list[tuple[int, int, asyncio.Task[Group]]] = []
         """What is decided on next, a heap: tasks in flight by their prompts, or finished ones as they finished."""
@@ -115,10 +117,12 @@ class Dispatcher:
     async def stop(self) -> None:
         """End the requests in flight; their groups go to the buffer (see `RolloutRun.keep_for_later`)."""
         self._is_open = False
+        self._over.set()
         jobs, groups = await self._end_requests()
+        self._over = asyncio.Event()
         if groups:
             self._tell("groups_put_back", numbers=[job.number for job in jobs])
-            self._run.keep_for_later(groups)
+            self._run.keep_for_later(groups, given=[job.given for job in jobs])
         self.jobs.undecided.difference_update(jobs)
 
     @asynccontextmanager
@@ -256,7 +260,8 @@ class Dispatcher:
         if job.is_finished:  # while the requests of others were being ended
             work = _as_it_is(job.group)
         else:
-            work = run_group(run, job.group, params_of=run.sampling_params, engine=self._engine)
+            params_of, engine = run.sampling_params, self._engine
+            work = run_group(run, job.group, params_of=params_of, engine=engine, over=self._over)
         job.is_finished = False
         self._tell_of("group_submitted", job, version=job.version)
         task = start_now(work)  # so that its requests are in line, or in flight

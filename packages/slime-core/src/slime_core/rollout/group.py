@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import logging
@@ -26,6 +27,9 @@ from slime_core.samples import Group, Sample, Status
 
 logger = logging.getLogger(__name__)
 
+#: Key of `Sample.metadata`: the first step, counted from 0, that gave a partial response tokens.
+START = "start_rollout_id"
+
 
 async def run_group(
     run: RolloutRun,
@@ -33,6 +37,7 @@ async def run_group(
     *,
     params_of: Callable[[Sample], SamplingParams],
     engine: Generates | None = None,
+    over: asyncio.Event | None = None,
     evaluation: bool = False,
     max_context_len: int | None = None,
 ) -> Group:
@@ -43,6 +48,7 @@ async def run_group(
         group: as it was taken.
         params_of: how a sample is drawn.
         engine: what generators are given; None gives them the run's engine behind its limit, to be aborted by nobody.
+        over: set once nobody needs the group any more; None where that is not to be.
         evaluation: whether it is not for training.
         max_context_len: most tokens of prompt and response in an evaluation; in training `rollout_max_context_len` holds.
     """
@@ -53,6 +59,7 @@ async def run_group(
         evaluation=evaluation,
         max_context_len=max_context_len,
         services=run.services,
+        over=over or asyncio.Event(),
     )
     generator = run_generator(run)
     executions = await results(
@@ -64,21 +71,36 @@ async def run_group(
     generator.check_executions(samples)
     if any(sample.status is Status.ABORTED for sample in samples):
         return samples
-    if run.scorer is not None:
-        unscored = [
-            one
-            for one in samples
-            if run.scorer.asks(one) and (one.reward is None or not generator_of(run, one, generator).is_free)
-        ]
-        if unscored:
-            await run.score(samples if run.settings.reward.group_rm else unscored, evaluation=evaluation)
+    if unscored := _unscored(run, samples, generator):
+        await run.score(unscored, evaluation=evaluation)
     return samples
+
+
+def _unscored(run: RolloutRun, samples: list[Sample], generator: Generator) -> list[Sample]:
+    """Return the samples that a reward is to be asked about: no failed one, and none that a reward has scored already, as it
+    may have in a step that the group was surplus of. A group reward is asked about all of a group or, where one failed, none.
+    """
+    if run.scorer is None:
+        return []
+    found = [
+        one
+        for one in samples
+        if one.status is not Status.FAILED
+        and "reward" not in one.timings
+        and run.scorer.asks(one)
+        and (one.reward is None or not generator_of(run, one, generator).is_free)
+    ]
+    if found and run.settings.reward.group_rm:
+        return samples if failure_of(samples) is None else []
+    return found
 
 
 async def run_sample(
     run: RolloutRun, context: GenerateContext, generator: Generator, sample: Sample, params: SamplingParams
 ) -> list[Sample]:
     """Run one execution; returns its samples. One that fans out and is aborted begins anew: its prompt alone is returned.
+
+    One whose generator asks a reward itself, and cannot have it, is a failed prompt where `on_reward_error` is `drop`.
 
     Args:
         run: of the sample.
@@ -97,7 +119,13 @@ async def run_sample(
         context = replaced(context, engine=recorded)
     prompt, begin = copy.copy(sample), now()
     prompt.tokens, prompt.response_length = sample.tokens[: sample.prompt_length], 0
-    samples = await generator.execute(context, sample, params)
+    try:
+        samples = await generator.execute(context, sample, params)
+    except RewardError as error:
+        if run.settings.reward.on_reward_error == "stop":
+            raise
+        samples = [reset(prompt)]
+        logger.warning("%s", fail(samples[0], f"{sample.name}: {error}"))
     if len(samples) > 1 and any(one.status is Status.ABORTED for one in samples):
         prompt = reset(prompt)
         prompt.status = Status.ABORTED
@@ -161,23 +189,32 @@ def _own_generator(run: RolloutRun, sample: Sample) -> Generator:
     return _checked(run, name, function)
 
 
-def leftovers(groups: Sequence[Group], section: RolloutSection, *, step: int) -> list[Group]:
+def leftovers(
+    groups: Sequence[Group], section: RolloutSection, *, given: Sequence[Group], step: int
+) -> list[Group]:
     """Return surplus and aborted groups in the form in which a later step generates them.
 
     Samples that have tokens remember in `metadata["start_rollout_id"]` the first step, counted from 0, that gave them some.
 
-    With partial rollout as they are, but for those that hold a failed sample; all others as fresh prompts. A failed
-    sample is no reason to drop a group that was not decided on: which of the surplus got so far depends on the clock.
+    With partial rollout as they are, but for those that hold a failed sample; all others as fresh prompts of what was
+    submitted: what a generator wrote into a sample, such as its reward or a record, is of a response that is forgotten. A
+    failed sample is no reason to drop a group that was not decided on: which of the surplus got so far depends on the clock.
+
+    Args:
+        groups: as they are.
+        section: of the run.
+        given: the same groups as they were submitted.
+        step: that they were generated in.
     """
     if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
         for sample in (sample for group in groups for sample in group):
             sample.loss_mask = [0] * sample.response_length
     for sample in (sample for group in groups for sample in group):
         if section.partial_rollout and sample.response_length:
-            sample.metadata = {"start_rollout_id": step - 1} | sample.metadata
+            sample.metadata = {START: step - 1} | sample.metadata
     return [
-        list(group) if section.partial_rollout and failure_of(group) is None else fresh(group)
-        for group in groups
+        list(group) if section.partial_rollout and failure_of(group) is None else fresh(submitted)
+        for group, submitted in zip(groups, given, strict=True)
     ]
 
 
@@ -246,7 +283,7 @@ def most_new_tokens(sample: Sample, section: RolloutSection) -> int:
 
 
 def reset(sample: Sample) -> Sample:
-    """Return the sample as a fresh prompt, its response forgotten."""
+    """Return the sample as a fresh prompt, its response forgotten, and the step that began it."""
     return Sample(
         index=sample.index,
         group_index=sample.group_index,
@@ -256,7 +293,7 @@ def reset(sample: Sample) -> Sample:
         multimodal_inputs=sample.multimodal_inputs,
         multimodal_train_inputs=sample.multimodal_train_inputs,
         apply_chat_template_kwargs=sample.apply_chat_template_kwargs,
-        metadata=sample.metadata,
+        metadata={key: value for key, value in sample.metadata.items() if key != START},
         train_metadata=sample.train_metadata,
         generate_function_path=sample.generate_function_path,
         custom_rm_path=sample.custom_rm_path,

@@ -261,9 +261,10 @@ class GeneratingHalf(ABC):
             self.record_drop(group, TAKEN_BY_HOOK)
         return groups
 
-    def keep_for_later(self, groups: Sequence[Group]) -> None:
+    def keep_for_later(self, groups: Sequence[Group], *, given: Sequence[Group]) -> None:
         """Put surplus and aborted groups into the buffer; see `rollout.group.leftovers`."""
-        self.buffer.put(leftovers(groups, self.settings.rollout, step=self._generating.step))
+        section, step = self.settings.rollout, self._generating.step
+        self.buffer.put(leftovers(groups, section, given=given, step=step))
 
     def put(self, groups: Sequence[Group]) -> None:
         """Put groups into the buffer as they are."""

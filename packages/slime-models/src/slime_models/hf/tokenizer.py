@@ -90,15 +90,14 @@ class HfTokenizer:
                 "tokenizer_config.json), and --apply-chat-template wants one; add one, use an instruct "
                 "model, or write the prompts as plain text"
             )
-        from jinja2 import TemplateError
-
         options = {"add_generation_prompt": True} | kwargs
         try:
             text: str = self.inner.apply_chat_template(
                 [dict(message) for message in messages], tools=tools, tokenize=False, **options
             )
-        except TemplateError as error:
-            raise DataError(f"{self._where}: the chat template refuses the messages: {error}") from error
+        except Exception as error:  # templates are programs that models bring along
+            told = f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._where}: the chat template refuses the messages ({told})") from error
         return text
 
 

@@ -7,7 +7,6 @@ import importlib
 import itertools
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -59,7 +58,7 @@ class JsonClient:
     """
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
-        _check(resolve_url(url, settings.run_dir))
+        check_address(url, settings.run_dir)
         try:
             self._httpx: Any = importlib.import_module("httpx")
         except ImportError as error:
@@ -135,8 +134,14 @@ class JsonClient:
             raise RewardError(f"{self._url}: answered {_shown(reply.text)}; wanted JSON") from error
 
 
-def _check(urls: Sequence[str]) -> None:
+def check_address(url: str, run_dir: str | None) -> None:
+    """Refuse what is no address of a server.
+
+    Raises:
+        ConfigError: it is none, or of a model that the run in the folder `run_dir` does not serve.
+    """
     wanted = "http://HOST:PORT, or served:NAME"
+    urls = resolve_url(url, run_dir)
     wrong = [url for url in urls if re.match(r"https?://[^/]", url) is None or not _has_port(url)]
     if wrong:
         raise ConfigError(Problem("the address of a reward's server", repr(url), wanted) for url in wrong)

@@ -65,10 +65,12 @@ class Agent:
         tape = Tape(ctx, sample, params, template=template, name=name)
         session = Session(id=name, tape=tape, limits=self._limits)
         base_url = self._endpoint.add(session)
+        ending = asyncio.create_task(session.end_with(ctx.over), name=f"end of session {name}")
         try:
             with ctx.outside_engine(sample):
                 outcome = await self._run(base_url, session, sample)
         finally:
+            ending.cancel()
             # The engine answered within the program's time.
             sample.non_generation_time -= tape.at_engine.take()
             await self._endpoint.remove(session)

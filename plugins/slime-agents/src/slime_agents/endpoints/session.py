@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.errors import DataError, SlimeError
+from slime_core.errors import DataError
 
 from slime_agents.endpoints.asking import Ask, Refused
 from slime_agents.tape.messages import Message, n_same
@@ -108,7 +108,7 @@ class Session:
         except TapeAborted as error:
             self._end(error)
             raise Refused(503, "aborted", str(error)) from error
-        except SlimeError as error:
+        except Exception as error:  # whatever it is, asking again does not help, and the run names it
             self._end(error)
             raise Refused(500, "engine", str(error)) from error
 
@@ -123,6 +123,11 @@ class Session:
         if self.refusals.total() > self.limits.max_refusals:
             self.hit = self.hit or "refusals"
             self.is_over.set()
+
+    async def end_with(self, rollout_is_over: asyncio.Event) -> None:
+        """End it once the rollout has all that it needs, also where its program asks nothing more."""
+        await rollout_is_over.wait()
+        self._end(TapeAborted("the rollout has all that it needs"))
 
     async def close(self) -> None:
         """Answer nothing more, and end what is being generated."""

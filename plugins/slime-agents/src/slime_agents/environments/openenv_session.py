@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import aiohttp
 
 _SHOWN_CHARACTERS = 300
+#: Who asks has a deadline (`environment_timeout_s`), which may be longer than the 300 s of aiohttp's own.
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
 
 class OpenEnvError(ConnectionError):
@@ -42,6 +44,9 @@ class OpenEnvSession(Protocol):
 class SocketSession:
     """An episode over `URL/ws`, which has an environment of its own on the server: any number at once.
 
+    It always receives, also while the policy speaks: servers ping (uvicorn every 20 s), aiohttp answers only while it receives, and
+    who does not answer loses the connection.
+
     Source: meta-pytorch/OpenEnv, src/openenv/core/env_server/http_server.py and types.py (messages reset, step, close).
 
     Args:
@@ -53,15 +58,18 @@ class SocketSession:
         self._url, self._wait_s = f"{url.rstrip('/')}/ws", wait_s
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._next: asyncio.Task[aiohttp.WSMessage] | None = None
+        """Receives the server's next message."""
 
     async def reset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Begin the episode; waits while the server has no room for it."""
-        self._http = aiohttp.ClientSession(trust_env=False)
+        self._http = aiohttp.ClientSession(timeout=_NO_TIMEOUT, trust_env=False)
         loop, pause_s = asyncio.get_running_loop(), 0.05
         deadline = loop.time() + self._wait_s
         while True:
             try:
                 self._socket = await self._http.ws_connect(self._url, max_msg_size=1 << 26)
+                self._receive(self._socket)
                 return await self._ask({"type": "reset", "data": dict(arguments)})
             except _NoRoom as error:
                 await self._hang_up()
@@ -90,15 +98,22 @@ class SocketSession:
         if self._http is not None:
             await self._http.close()
 
+    def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._next = asyncio.create_task(socket.receive(), name=f"receiving from {self._url}")
+
     async def _hang_up(self) -> None:
         if self._socket is not None:
             await self._socket.close()
+        if self._next is not None:
+            self._next.cancel()
 
     async def _ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         assert self._socket is not None
+        assert self._next is not None
         try:
             await self._socket.send_str(json.dumps(message))
-            reply = await self._socket.receive()
+            reply = await self._next
+            self._receive(self._socket)
         except (aiohttp.ClientError, ConnectionError) as error:
             raise OpenEnvError(f"{self._url}: {type(error).__name__}: {error}") from error
         if reply.type is not aiohttp.WSMsgType.TEXT:
@@ -142,7 +157,7 @@ class HttpSession:
 
     async def reset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Begin the episode."""
-        self._http = aiohttp.ClientSession(trust_env=False)
+        self._http = aiohttp.ClientSession(timeout=_NO_TIMEOUT, trust_env=False)
         answer = await self._ask("POST", "/reset", {"episode_id": self._id, **arguments})
         await self._check_state()
         return _answer(answer, self._url)

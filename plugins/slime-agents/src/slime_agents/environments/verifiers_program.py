@@ -1,7 +1,7 @@
 """Plays one task of a verifiers v1 environment, as an agent program of slime: run it by the interpreter that has verifiers.
 
 It imports nothing of slime, because verifiers and SGLang cannot be installed beside each other. `SLIME_BASE_URL` and `SLIME_API_KEY` say where
-the policy is asked, the task in `SLIME_TASK` which one is played: its metadata has, under `verifiers`,
+the policy is asked, the task on standard input which one is played: its metadata has, under `verifiers`,
 
     {"env": {"taskset": {"id": "..."}, ...}, "task": 17}
 
@@ -97,7 +97,7 @@ def _misunderstood(error: Exception) -> str:
 
 def told() -> tuple[Mapping[str, Any], str, str]:
     """Return what is played, the address of the policy and the key, as the generator `agent` gives them."""
-    task = json.loads(os.environ["SLIME_TASK"])
+    task = json.load(sys.stdin)
     return task["metadata"]["verifiers"], os.environ["SLIME_BASE_URL"], os.environ.get("SLIME_API_KEY", "")
 
 

@@ -17,7 +17,7 @@ from slime_agents.roles.table import AgentRole, read_roles
 from slime_agents.section import AgentsSection
 from slime_agents.tape.reading import read_turn
 from slime_agents.templates import Templates
-from slime_agents.tools.loop import opening_messages
+from slime_agents.tools.loop import opening_messages, without_room
 
 #: Key of `Sample.metadata` under which a sample says which role it is of, and what all roles said.
 ROLES = "roles"
@@ -33,7 +33,8 @@ class Roles:
     what each role said.
 
     What roles said may fill the context: where it leaves a later one no token to say, the roles before it are returned, the last of
-    them TRUNCATED, and `metadata["roles"]` has `ended_by` (`max_context_len`) and `not_reached`, the roles that did not speak.
+    them TRUNCATED, and `metadata["roles"]` has `ended_by` (`max_context_len`) and `not_reached`, the roles that did not speak. Where the
+    first one has no room, the sample fails.
     """
 
     def __init__(self, *, settings: AgentsSection, resolve: Resolve) -> None:
@@ -50,12 +51,14 @@ class Roles:
         said: dict[str, str] = {}
         made: list[Sample] = []
         for number, role in enumerate(self._roles):
-            one = reset(sample)
-            one.session_id, one.rollout_id = sample.session_id, sample.index
-            one.tokens = template.opening(self._messages(role, role.asked(task, said)))
-            if made and ctx.max_context_len is not None and len(one.tokens) >= ctx.max_context_len:
+            opening = template.opening(self._messages(role, role.asked(task, said)))
+            if ctx.max_context_len is not None and len(opening) >= ctx.max_context_len:
+                if not made:
+                    return without_room(sample, len(opening), ctx.max_context_len)
                 made[-1].status = Status.TRUNCATED
                 break
+            one = reset(sample)
+            one.tokens, one.session_id, one.rollout_id = opening, sample.session_id, sample.index
             # Roles whose prompts are of one length are not to draw the same numbers.
             seed = None if params.seed is None else params.seed + (number << 32)
             await ctx.turn(one, replaced(params, seed=seed))

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import Environment, Observation
 from slime_core.samples import Sample, Status
-from slime_rm.remote.json_client import ClientSettings
+from slime_rm.remote.json_client import ClientSettings, check_address
 from slime_rm.text.f1 import normal_words
 from slime_rm.text.labels import label_of
 
-from slime_agents.search.index import Index, Indices, RemoteIndex
+from slime_agents.search.index import Index, Indices
 
 #: Name of the indices among a run's services.
 SERVICE = "slime-agents/search"
@@ -54,15 +54,16 @@ class Search(Environment):
         if topk < 1 or passage_chars < 1:
             numbers = f"topk {topk}, passage_chars {passage_chars}"
             raise ConfigError([Problem("environment_args", numbers, "at least 1 each")])
-        self._corpus, self._index = corpus, None
-        self._services: dict[str, Any] = {}
+        self._corpus, self._url = corpus, url
+        self._request = ClientSettings.model_validate(request or {})
         if url is not None:
-            self._index = RemoteIndex(url, ClientSettings.model_validate(request or {}))
+            check_address(url, self._request.run_dir)
+        self._indices = Indices()
         self._topk, self._chars, self._scores = topk, passage_chars, scores
 
     def use(self, services: dict[str, Any]) -> None:
         """Share the indices of the run."""
-        self._services = services
+        self._indices = services.setdefault(SERVICE, self._indices)
 
     async def reset(self, sample: Sample) -> None:
         """Say nothing, as the prompt explains the tags; the first ones of a run wait until the index is built."""
@@ -92,18 +93,12 @@ class Search(Environment):
         """Return nothing to remember: every turn is answered by itself."""
         return {}
 
-    async def close(self) -> None:
-        """Close the connection to the server."""
-        if self._index is not None:
-            await self._index.close()
-
     async def _opened(self) -> Index:
-        """Return the index; that of a file is built once in a run."""
-        if self._index is not None:
-            return self._index
+        """Return the index of the run."""
+        if self._url is not None:
+            return self._indices.at(self._url, self._request)
         assert self._corpus is not None
-        indices: Indices = self._services.setdefault(SERVICE, Indices())
-        return await indices.of(Path(self._corpus))
+        return await self._indices.of(Path(self._corpus))
 
 
 _UNCLEAR = (

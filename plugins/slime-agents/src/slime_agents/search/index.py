@@ -1,4 +1,4 @@
-"""`Bm25Index`: passages of a file, found by their words; `Indices`: those of a run; and `RemoteIndex`: passages of a server."""
+"""`Bm25Index`: passages of a file, found by their words; `RemoteIndex`: passages of a server; and `Indices`: those of a run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ class Index(Protocol):
 
     async def find(self, query: str, n: int) -> list[Passage]:
         """Return at most `n` passages, the best first."""
-
-    async def close(self) -> None:
-        """Close connections."""
 
 
 class Bm25Index:
@@ -65,9 +62,6 @@ class Bm25Index:
         """Return at most `n` passages, the best first; searches on a thread, as it may take long."""
         return await asyncio.to_thread(self.search, query, n)
 
-    async def close(self) -> None:
-        """Nothing to do: the index is shared."""
-
     def _words(self, texts: list[str]) -> list[list[str]]:
         words: list[list[str]] = self._bm25s.tokenize(
             texts, stopwords="en", return_ids=False, show_progress=False
@@ -76,10 +70,12 @@ class Bm25Index:
 
 
 class Indices:
-    """The indices of a run's files, which its conversations share: each is built once, however many ask for it at once."""
+    """The indices of a run, which its conversations share: that of a file is built once, however many ask for it at once, and a
+    server gets no more requests at once than its settings say."""
 
     def __init__(self) -> None:
         self._building: dict[Path, asyncio.Future[Bm25Index]] = {}
+        self._remote: dict[tuple[str, ClientSettings], RemoteIndex] = {}
 
     async def of(self, path: Path) -> Bm25Index:
         """Return the index of a file; the first call begins to build it, on a thread of its own.
@@ -104,10 +100,18 @@ class Indices:
                 )
             raise
 
+    def at(self, url: str, settings: ClientSettings) -> RemoteIndex:
+        """Return the index of a server; raises as `RemoteIndex` does."""
+        if (url, settings) not in self._remote:
+            self._remote[url, settings] = RemoteIndex(url, settings)
+        return self._remote[url, settings]
+
     async def close(self) -> None:
-        """Wait for no index any more."""
+        """Wait for no index any more, and close the connections to servers."""
         for building in self._building.values():
             building.cancel()
+        for remote in self._remote.values():
+            await remote.close()
 
 
 class RemoteIndex:
@@ -119,6 +123,10 @@ class RemoteIndex:
     Args:
         url: where to post.
         settings: how it is asked.
+
+    Raises:
+        ConfigError: `url` is no address.
+        PluginError: httpx is not installed, or the key cannot be read.
     """
 
     def __init__(self, url: str, settings: ClientSettings) -> None:

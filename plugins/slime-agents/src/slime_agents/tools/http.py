@@ -23,8 +23,13 @@ class HttpTool:
 
     async def open(self) -> Sequence[Tool]:
         """Return the tool."""
-        # No bound of aiohttp's own, which is 100: a call that waits for a connection would spend its deadline there.
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+        # No bounds of aiohttp's own: of its 100 connections, for which a call would wait until its deadline, and of 300 s, which
+        # may be less than that.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,
+        )
         return [self]
 
     async def call(self, arguments: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from slime_core.config.sections import EnvironmentSection
 from slime_core.protocols import GenerateContext, SamplingParams, end_ids
 from slime_core.protocols.rollout import rendering_prompt
 from slime_core.rollout.generators.multi_turn import converse
-from slime_core.samples import Sample
+from slime_core.samples import Sample, Status
 
 from slime_agents.section import AgentsSection
 from slime_agents.tape.messages import Message, normal
@@ -18,6 +19,8 @@ from slime_agents.templates import Templates
 from slime_agents.tools.environment import ToolEnvironment
 from slime_agents.tools.tool import SPARE_S, ToolLimits
 from slime_agents.tools.toolbox import build_toolbox
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that answering a turn may take beyond the longest deadline of a tool.
 _SPARE_S = SPARE_S + 5.0
@@ -54,7 +57,7 @@ class ToolLoop:
     async def __call__(
         self, ctx: GenerateContext, sample: Sample, params: SamplingParams
     ) -> Sample | list[Sample]:
-        """Generate one sample.
+        """Generate one sample; it fails where its prompt leaves no room for an answer.
 
         Raises:
             DataError: the chat template refuses the messages.
@@ -63,10 +66,13 @@ class ToolLoop:
         await self._toolbox.open()
         template = self._templates.of(ctx.tokenizer, sample.apply_chat_template_kwargs)
         if not sample.response_length:
-            sample.tokens = template.opening(
+            opening = template.opening(
                 opening_messages(sample, self._settings.system_prompt, self._settings.examples),
                 self._toolbox.schemas,
             )
+            if ctx.max_context_len is not None and len(opening) >= ctx.max_context_len:
+                return without_room(sample, len(opening), ctx.max_context_len)
+            sample.tokens = opening
         ends = end_ids(ctx.tokenizer, params.stop_token_ids)
 
         def create(_: Sample) -> ToolEnvironment:
@@ -95,3 +101,18 @@ def opening_messages(
     if system_prompt is not None and (not messages or messages[0]["role"] != "system"):
         messages.insert(0, {"role": "system", "content": system_prompt})
     return messages
+
+
+def without_room(sample: Sample, n_tokens: int, most: int) -> Sample:
+    """Return a sample as failed, since its prompt leaves no token for an answer: a long row ends no run, and drops its group.
+
+    Args:
+        sample: whose prompt is only rendered here, so that `--rollout-max-prompt-len` did not see its length.
+        n_tokens: of its prompt.
+        most: tokens of prompt and answer.
+    """
+    told = f"its prompt has {n_tokens} tokens, of at most {most} with the answer"
+    sample.status = Status.FAILED
+    sample.failure = f"{sample.name}: {told}; raise the bound on the context, or leave such rows out"
+    logger.warning("%s", sample.failure)
+    return sample

@@ -109,8 +109,7 @@ def _anew(sample: Sample) -> Sample:
     """Return the sample as if it had never been generated, in the session that it has."""
     fresh = reset(sample)
     fresh.session_id = sample.session_id
-    of_before = (MULTI_TURN, "start_rollout_id")
-    fresh.metadata = {key: value for key, value in sample.metadata.items() if key not in of_before}
+    fresh.metadata.pop(MULTI_TURN, None)
     return fresh
 
 

@@ -68,6 +68,7 @@ async def generate_and_rm_group(
         list(group),
         params_of=lambda sample: _params(runtime, sample, sampling_params),
         engine=runtime.context.engine,
+        over=runtime.context.over,
         evaluation=evaluation or runtime.context.evaluation,
         max_context_len=runtime.context.max_context_len,
     )
