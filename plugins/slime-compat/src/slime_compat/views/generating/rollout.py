@@ -47,7 +47,7 @@ async def generate_and_rm(
     _encode(runtime, [sample])
     params = _params(runtime, sample, sampling_params)
     made = await run_sample(run, runtime.context, run_generator(run), sample, params)
-    unscored = [one for one in made if one.reward is None]
+    unscored = [one for one in made if one.reward is None and one.status is not Status.FAILED]
     is_aborted = any(one.status is Status.ABORTED for one in made)
     if unscored and not is_aborted and not run.settings.reward.group_rm:
         await run.score(unscored, evaluation=evaluation)
