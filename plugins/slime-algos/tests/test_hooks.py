@@ -6,6 +6,7 @@ import importlib_metadata
 import pytest
 from pydantic import ValidationError
 from slime_algos.hooks import NEEDED, slime_check_config, slime_config_sections
+from slime_algos.numerics import OPENRLHF, SLIME, TRL, VERL
 from slime_algos.section import AlgosSection
 from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
@@ -107,6 +108,18 @@ def test_an_adaptive_coefficient_begins_somewhere_and_moves_slowly():
 def test_kl_in_reward_and_loss_is_a_problem():
     (problem,) = check(algos={"kl_coef": 0.1, "kl_loss_coef": 0.1, "use_kl_loss": True})
     assert problem.where == "algos.kl_coef and algos.kl_loss_coef"
+
+
+@pytest.mark.parametrize(
+    ("conventions", "is_of_both"), [(SLIME, True), (OPENRLHF, True), (VERL, False), (TRL, False)]
+)
+def test_conventions_say_how_a_kl_loss_is_estimated_and_not_a_penalty_in_the_reward(conventions, is_of_both):
+    kind = {"kl_loss_type": conventions["algos"]["kl_loss_type"]}
+    problems = check(origin="numerics theirs", algos=kind | {"kl_coef": 0.1})
+    assert [p.where for p in problems] == ([] if is_of_both else ["algos.kl_loss_type"])
+    assert all(p.todo == "add --kl-loss-type k1, as verl and TRL have it" for p in problems)
+    assert check(origin="a flag", algos=kind | {"kl_coef": 0.1}) == []  # if it was asked for
+    assert check(origin="numerics theirs", algos=kind | {"use_kl_loss": True, "kl_loss_coef": 0.1}) == []
 
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])

@@ -55,7 +55,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             wanted="the KL divergence in the reward or in the loss, not in both",
         )
     yield from _check_switches(settings, section)
-    yield from _check_adaptive_kl(settings, section)
+    yield from _check_reward_kl(settings, section)
     for names in (("tis_clip_low", "tis_clip"), ("rs_lower_bound", "rs_upper_bound")):
         low, high = (getattr(section, name) for name in names)
         if low > high:
@@ -125,7 +125,16 @@ def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
         )
 
 
-def _check_adaptive_kl(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+def _check_reward_kl(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+    """Refuse the estimator of another framework's KL loss in the reward, and an adaptive coefficient that would not work."""
+    origin = settings.origin("algos", "kl_loss_type")
+    if section.kl_coef != 0 and section.kl_loss_type != "k1" and origin.startswith("numerics "):
+        yield Problem(
+            where="algos.kl_loss_type",
+            found=f"{section.kl_loss_type} ({origin}), which is for a KL loss, with kl_coef = {section.kl_coef:g}",
+            wanted="an estimator for the reward",
+            todo="add --kl-loss-type k1, as verl and TRL have it",
+        )
     if section.kl_target is None:
         return
     if section.kl_coef == 0:
