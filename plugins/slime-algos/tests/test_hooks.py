@@ -135,6 +135,8 @@ def test_reinforce_plus_plus_wants_whitening(name):
 def test_gspo_wants_a_bound_of_its_own(algorithm):
     (problem,) = check(algorithm=algorithm)
     assert problem.todo == "add the paper's: --eps-clip 3e-4 --eps-clip-high 4e-4"
+    (problem,) = check(origin="numerics trl", algorithm=algorithm, algos={"eps_clip": 0.2})
+    assert problem.found == "0.2 (numerics trl) with gspo_loss, none of whose ratios it clips"
     assert check(algorithm=algorithm, algos={"eps_clip": 0.2}) == []  # if it was asked for
     assert check(algorithm={"advantage_estimator": "gspo", "loss_type": "policy_loss"}) == []
 

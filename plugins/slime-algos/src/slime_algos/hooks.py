@@ -116,10 +116,11 @@ def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
     """Refuse PPO's bound, unless somebody asked for it, where a sample's mean ratio would never reach it."""
     algorithm = settings.algorithm
     loss = algorithm.loss_type or f"{algorithm.advantage_estimator}_loss"
-    if loss == "gspo_loss" and settings.origin("algos", "eps_clip") == "default":
+    origin = settings.origin("algos", "eps_clip")
+    if loss == "gspo_loss" and (origin == "default" or origin.startswith("numerics ")):
         yield Problem(
             where="algos.eps_clip",
-            found=f"nothing with gspo_loss, and the default {section.eps_clip:g} clips none of its ratios",
+            found=f"{section.eps_clip:g} ({origin}) with gspo_loss, none of whose ratios it clips",
             wanted="a bound for the mean ratio of a sample",
             todo="add the paper's: --eps-clip 3e-4 --eps-clip-high 4e-4",
         )
