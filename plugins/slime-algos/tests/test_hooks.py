@@ -183,10 +183,18 @@ def test_bounds_the_wrong_way_round_are_a_problem(bounds):
     assert problem.found == "3.0 and 2.0"
 
 
-@pytest.mark.parametrize("option", ["use_tis", "use_rs"])
-def test_correction_of_a_policy_against_itself_is_a_problem(option):
-    (problem,) = check(algos={option: True}, train={"use_rollout_logprobs": True})
-    assert problem.where == "algos.use_tis and algos.use_rs"
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("algos.use_tis", {"algos": {"use_tis": True}}),
+        ("algos.use_rs", {"algos": {"use_rs": True}}),
+        ("algorithm.custom_tis_function_path", {"algorithm": {"custom_tis_function_path": "own.weights"}}),
+    ],
+)
+def test_correction_of_a_policy_against_itself_is_a_problem(name, values):
+    (problem,) = check(**values, train={"use_rollout_logprobs": True})
+    assert problem.where == name
+    assert check(**values) == []
 
 
 def test_options_have_one_default_and_each_setting_is_an_option():

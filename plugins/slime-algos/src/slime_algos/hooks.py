@@ -75,13 +75,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     yield from _check_clip(settings, section)
     if chosen == "gdpo":
         yield from _check_parts(settings.reward, section.gdpo_weights)
-    if settings.train.use_rollout_logprobs and (section.use_tis or section.use_rs):
-        yield Problem(
-            where="algos.use_tis and algos.use_rs",
-            found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
-            "which makes them the same",
-            wanted="one of them",
-        )
+    yield from _check_corrections(settings, section)
 
 
 @hookimpl
@@ -152,6 +146,22 @@ def _check_reward_kl(settings: Settings, section: AlgosSection) -> Iterable[Prob
             where="algos.kl_horizon",
             found=f"{section.kl_horizon:g} with {samples} samples a step, so that kl_coef would swing",
             wanted="at least the samples of a step",
+        )
+
+
+def _check_corrections(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+    """Refuse what corrects π_old against the engine's policy where the two are the same."""
+    chosen = {
+        "algos.use_tis": section.use_tis,
+        "algos.use_rs": section.use_rs,
+        "algorithm.custom_tis_function_path": settings.algorithm.custom_tis_function_path is not None,
+    }
+    if settings.train.use_rollout_logprobs and any(chosen.values()):
+        yield Problem(
+            where=" and ".join(name for name, is_on in chosen.items() if is_on),
+            found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
+            "which makes them the same",
+            wanted="one of them",
         )
 
 
