@@ -133,6 +133,24 @@ def old_actor_problems(
         )
 
 
+def unread_old_actor_problems(
+    train: TrainSection, roles: RolesSection, needs: Collection[str]
+) -> Iterator[Problem]:
+    """Yield that nothing reads what the weights of earlier syncs compute: the engine's log-probs are the old ones.
+
+    Args:
+        train: of the run.
+        roles: of the run.
+        needs: optional fields of `TokenView` that estimator and loss read.
+    """
+    if roles.keep_old_actor and train.use_rollout_logprobs and "sum_pi_squared" not in needs:
+        yield Problem(
+            "roles.keep_old_actor",
+            "it with train.use_rollout_logprobs, by which old log-probs are the engine's",
+            "one of them",
+        )
+
+
 def logits_problems(section: MegatronSection, needs: Collection[str]) -> Iterator[Problem]:
     """Yield that a loss reads logits, of which context-parallel ranks each have some.
 
