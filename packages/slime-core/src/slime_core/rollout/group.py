@@ -169,9 +169,7 @@ def leftovers(groups: Sequence[Group], section: RolloutSection, *, step: int) ->
     With partial rollout as they are, but for those that hold a failed sample; all others as fresh prompts. A failed
     sample is no reason to drop a group that was not decided on: which of the surplus got so far depends on the clock.
     """
-    if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
-        for sample in (sample for group in groups for sample in group):
-            sample.loss_mask = [0] * sample.response_length
+    mask_so_far(groups, section)
     for sample in (sample for group in groups for sample in group):
         if section.partial_rollout and sample.response_length:
             sample.metadata = {"start_rollout_id": step - 1} | sample.metadata
@@ -179,6 +177,13 @@ def leftovers(groups: Sequence[Group], section: RolloutSection, *, step: int) ->
         list(group) if section.partial_rollout and failure_of(group) is None else fresh(group)
         for group in groups
     ]
+
+
+def mask_so_far(groups: Sequence[Group], section: RolloutSection) -> None:
+    """Leave the tokens that aborted groups have out of the loss, where `mask_offpolicy_in_partial_rollout` is on."""
+    if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
+        for sample in (sample for group in groups for sample in group):
+            sample.loss_mask = [0] * sample.response_length
 
 
 def fresh(group: Group) -> Group:
