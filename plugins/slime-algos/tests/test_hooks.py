@@ -142,6 +142,13 @@ def test_gspo_wants_a_bound_of_its_own(algorithm):
 
 
 def gdpo(weights, **reward):
+@pytest.mark.parametrize("name", ["gspo", "gdpo", "reinforce_plus_plus"])
+def test_nothing_is_asked_of_an_estimator_and_a_loss_that_functions_of_ones_own_replace(name):
+    own = {"custom_advantage_function_path": "own.credit", "custom_loss_function_path": "own.loss"}
+    assert check(algorithm={"advantage_estimator": name}) != []
+    assert check(algorithm={"advantage_estimator": name} | own) == []
+
+
     return check(
         algorithm={"advantage_estimator": "gdpo"},
         algos={"normalize_advantages": True, "gdpo_weights": weights},

@@ -64,7 +64,8 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
                 found=f"{low} and {high}",
                 wanted="a lower bound that is not above the upper one",
             )
-    chosen = settings.algorithm.advantage_estimator
+    algorithm = settings.algorithm
+    chosen = algorithm.custom_advantage_function_path or algorithm.advantage_estimator
     if chosen in WHITENED and not section.normalize_advantages:
         yield Problem(
             where="algos.normalize_advantages",
@@ -109,7 +110,8 @@ def _check_switches(settings: Settings, section: AlgosSection) -> Iterable[Probl
 def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
     """Refuse PPO's bound, unless somebody asked for it, where a sample's mean ratio would never reach it."""
     algorithm = settings.algorithm
-    loss = algorithm.loss_type or f"{algorithm.advantage_estimator}_loss"
+    named = algorithm.custom_loss_function_path or algorithm.loss_type
+    loss = named or f"{algorithm.custom_advantage_function_path or algorithm.advantage_estimator}_loss"
     origin = settings.origin("algos", "eps_clip")
     if loss == "gspo_loss" and (origin == "default" or origin.startswith("numerics ")):
         yield Problem(
