@@ -66,6 +66,7 @@ def test_kl_weight_without_kl_is_a_problem():
         ("opd_kl_coef", 0.5, "use_opd"),
         ("use_unbiased_kl", True, "use_kl_loss"),
         ("kl_horizon", 500.0, "kl_target"),
+        ("passk_std_eps", 1e-3, "passk_std_normalization"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_a_problem_until_its_switch_is_given(name, value, switch):

@@ -169,6 +169,11 @@ def test_flags_that_were_translated_are_left_alone(unread):
             MASKING,
             ("--update-weights-in-flight", "continue"),
         ),
+        (
+            ("--std-eps", "1e-4", "--disable-grpo-std-normalization"),
+            "--no-disable-grpo-std-normalization",
+            ("--no-disable-grpo-std-normalization",),
+        ),
         (("--overlong-penalty-factor", "0.5"), "--overlong-buffer-len", ("--overlong-buffer-len", "4")),
         (("--min-lr", "1e-8"), "--lr-decay-style linear or cosine", ("--lr-decay-style", "linear")),
         (

@@ -34,6 +34,7 @@ NEEDED = {
     "use_opd": ("opd_kl_coef",),
     "use_kl_loss": ("kl_loss_coef", "use_unbiased_kl", "kl_straight_through"),
     "kl_target": ("kl_horizon",),
+    "passk_std_normalization": ("passk_std_eps",),
 }
 """Settings that are read only where the one that stands before them is on."""
 

@@ -152,6 +152,12 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             "--overlong-buffer-len",
         ),
         (
+            not settings.algorithm.disable_grpo_std_normalization,
+            "algorithm",
+            ["std_ddof", "std_eps", "std_over_batch"],
+            "--no-disable-grpo-std-normalization",
+        ),
+        (
             settings.algorithm.custom_tis_function_path is not None,
             "algorithm",
             ["tis_args"],
