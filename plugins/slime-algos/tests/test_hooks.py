@@ -142,7 +142,6 @@ def test_gspo_wants_a_bound_of_its_own(algorithm):
     assert check(algorithm={"advantage_estimator": "gspo", "loss_type": "policy_loss"}) == []
 
 
-def gdpo(weights, **reward):
 @pytest.mark.parametrize("name", ["gspo", "gdpo", "reinforce_plus_plus"])
 def test_nothing_is_asked_of_an_estimator_and_a_loss_that_functions_of_ones_own_replace(name):
     own = {"custom_advantage_function_path": "own.credit", "custom_loss_function_path": "own.loss"}
@@ -150,6 +149,7 @@ def test_nothing_is_asked_of_an_estimator_and_a_loss_that_functions_of_ones_own_
     assert check(algorithm={"advantage_estimator": name} | own) == []
 
 
+def gdpo(weights, **reward):
     return check(
         algorithm={"advantage_estimator": "gdpo"},
         algos={"normalize_advantages": True, "gdpo_weights": weights},
@@ -203,6 +203,15 @@ def test_correction_of_a_policy_against_itself_is_a_problem(name, values):
     (problem,) = check(**values, train={"use_rollout_logprobs": True})
     assert problem.where == name
     assert check(**values) == []
+
+
+@pytest.mark.parametrize("rejection", [{"use_rs": True}, {"max_token_staleness": 1}])
+def test_a_correction_of_ones_own_and_rejection_are_a_problem_before_anything_is_generated(rejection):
+    (problem,) = check(algos=rejection, algorithm={"custom_tis_function_path": "own.weights"})
+    (name,) = rejection
+    assert problem.where == f"algos.{name}"
+    assert problem.wanted == "one of the two: both say which tokens are rejected"
+    assert check(algos=rejection) == []
 
 
 def test_options_have_one_default_and_each_setting_is_an_option():

@@ -153,11 +153,12 @@ def _check_reward_kl(settings: Settings, section: AlgosSection) -> Iterable[Prob
 
 
 def _check_corrections(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
-    """Refuse what corrects π_old against the engine's policy where the two are the same."""
+    """Refuse what corrects π_old against the engine's policy where the two are the same, and rejection by two at once."""
+    has_own = settings.algorithm.custom_tis_function_path is not None
     chosen = {
         "algos.use_tis": section.use_tis,
         "algos.use_rs": section.use_rs,
-        "algorithm.custom_tis_function_path": settings.algorithm.custom_tis_function_path is not None,
+        "algorithm.custom_tis_function_path": has_own,
     }
     if settings.train.use_rollout_logprobs and any(chosen.values()):
         yield Problem(
@@ -166,6 +167,16 @@ def _check_corrections(settings: Settings, section: AlgosSection) -> Iterable[Pr
             "which makes them the same",
             wanted="one of them",
         )
+    for name, rejects in (
+        ("use_rs", section.use_rs),
+        ("max_token_staleness", section.max_token_staleness is not None),
+    ):
+        if has_own and rejects:
+            yield Problem(
+                where=f"algos.{name}",
+                found="it beside algorithm.custom_tis_function_path",
+                wanted="one of the two: both say which tokens are rejected",
+            )
 
 
 def _check_parts(reward: RewardSection, weights: Mapping[str, float]) -> Iterable[Problem]:
