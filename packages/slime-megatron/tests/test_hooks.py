@@ -129,7 +129,9 @@ def test_a_reference_with_ranks_of_its_own_does_not_change():
     ]
 
 
-def test_a_model_without_weights_is_refused_unless_the_policy_starts_from_others(tmp_path):
+@pytest.fixture
+def build_problems(tmp_path):
+    """Return a function that returns what is wrong with flags beside a model whose folder, `tmp_path`, has no weights."""
     config = {
         "model_type": "llama", "vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu", "max_position_embeddings": 64, "tie_word_embeddings": True,
@@ -152,10 +154,24 @@ def test_a_model_without_weights_is_refused_unless_the_policy_starts_from_others
         )  # fmt: skip
         return [str(problem) for problem in hooks.slime_check_build(build=build)]
 
-    (problem,) = found()
+    return found
+
+
+def test_a_model_without_weights_is_refused_unless_the_policy_starts_from_others(build_problems, tmp_path):
+    (problem,) = build_problems()
     assert (
         "which has no weights; wanted model.safetensors, or model.safetensors.index.json and the" in problem
     )
-    assert found("--actor-load", "elsewhere") == []
+    assert build_problems("--actor-load", "elsewhere") == []
     (tmp_path / "model.safetensors").touch()
-    assert found() == []
+    assert build_problems() == []
+
+
+def test_weights_of_earlier_syncs_are_refused_where_old_log_probs_are_the_engines(build_problems):
+    flags = ("--actor-load", "elsewhere", "--keep-old-actor")
+    assert build_problems(*flags) == []
+    (problem,) = build_problems(*flags, "--use-rollout-logprobs")
+    assert problem.startswith("roles.keep_old_actor: found it with train.use_rollout_logprobs")
+    # Which is not all that they compute for an estimator that reads sums of squared probabilities.
+    squares = ("--use-rollout-logprobs", "--advantage-estimator", "optimal_token_baseline")
+    assert build_problems(*flags, *squares) == []

@@ -6,6 +6,7 @@ import importlib_metadata
 import pytest
 from pydantic import ValidationError
 from slime_algos.hooks import NEEDED, slime_check_config, slime_config_sections
+from slime_algos.numerics import OPENRLHF, SLIME, TRL, VERL
 from slime_algos.section import AlgosSection
 from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
@@ -65,6 +66,7 @@ def test_kl_weight_without_kl_is_a_problem():
         ("opd_kl_coef", 0.5, "use_opd"),
         ("use_unbiased_kl", True, "use_kl_loss"),
         ("kl_horizon", 500.0, "kl_target"),
+        ("passk_std_eps", 1e-3, "passk_std_normalization"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_a_problem_until_its_switch_is_given(name, value, switch):
@@ -109,6 +111,18 @@ def test_kl_in_reward_and_loss_is_a_problem():
     assert problem.where == "algos.kl_coef and algos.kl_loss_coef"
 
 
+@pytest.mark.parametrize(
+    ("conventions", "is_of_both"), [(SLIME, True), (OPENRLHF, True), (VERL, False), (TRL, False)]
+)
+def test_conventions_say_how_a_kl_loss_is_estimated_and_not_a_penalty_in_the_reward(conventions, is_of_both):
+    kind = {"kl_loss_type": conventions["algos"]["kl_loss_type"]}
+    problems = check(origin="numerics theirs", algos=kind | {"kl_coef": 0.1})
+    assert [p.where for p in problems] == ([] if is_of_both else ["algos.kl_loss_type"])
+    assert all(p.todo == "add --kl-loss-type k1, as verl and TRL have it" for p in problems)
+    assert check(origin="a flag", algos=kind | {"kl_coef": 0.1}) == []  # if it was asked for
+    assert check(origin="numerics theirs", algos=kind | {"use_kl_loss": True, "kl_loss_coef": 0.1}) == []
+
+
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_reinforce_plus_plus_wants_whitening(name):
     (problem,) = check(algorithm={"advantage_estimator": name})
@@ -122,8 +136,17 @@ def test_reinforce_plus_plus_wants_whitening(name):
 def test_gspo_wants_a_bound_of_its_own(algorithm):
     (problem,) = check(algorithm=algorithm)
     assert problem.todo == "add the paper's: --eps-clip 3e-4 --eps-clip-high 4e-4"
+    (problem,) = check(origin="numerics trl", algorithm=algorithm, algos={"eps_clip": 0.2})
+    assert problem.found == "0.2 (numerics trl) with gspo_loss, none of whose ratios it clips"
     assert check(algorithm=algorithm, algos={"eps_clip": 0.2}) == []  # if it was asked for
     assert check(algorithm={"advantage_estimator": "gspo", "loss_type": "policy_loss"}) == []
+
+
+@pytest.mark.parametrize("name", ["gspo", "gdpo", "reinforce_plus_plus"])
+def test_nothing_is_asked_of_an_estimator_and_a_loss_that_functions_of_ones_own_replace(name):
+    own = {"custom_advantage_function_path": "own.credit", "custom_loss_function_path": "own.loss"}
+    assert check(algorithm={"advantage_estimator": name}) != []
+    assert check(algorithm={"advantage_estimator": name} | own) == []
 
 
 def gdpo(weights, **reward):
@@ -168,10 +191,27 @@ def test_bounds_the_wrong_way_round_are_a_problem(bounds):
     assert problem.found == "3.0 and 2.0"
 
 
-@pytest.mark.parametrize("option", ["use_tis", "use_rs"])
-def test_correction_of_a_policy_against_itself_is_a_problem(option):
-    (problem,) = check(algos={option: True}, train={"use_rollout_logprobs": True})
-    assert problem.where == "algos.use_tis and algos.use_rs"
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("algos.use_tis", {"algos": {"use_tis": True}}),
+        ("algos.use_rs", {"algos": {"use_rs": True}}),
+        ("algorithm.custom_tis_function_path", {"algorithm": {"custom_tis_function_path": "own.weights"}}),
+    ],
+)
+def test_correction_of_a_policy_against_itself_is_a_problem(name, values):
+    (problem,) = check(**values, train={"use_rollout_logprobs": True})
+    assert problem.where == name
+    assert check(**values) == []
+
+
+@pytest.mark.parametrize("rejection", [{"use_rs": True}, {"max_token_staleness": 1}])
+def test_a_correction_of_ones_own_and_rejection_are_a_problem_before_anything_is_generated(rejection):
+    (problem,) = check(algos=rejection, algorithm={"custom_tis_function_path": "own.weights"})
+    (name,) = rejection
+    assert problem.where == f"algos.{name}"
+    assert problem.wanted == "one of the two: both say which tokens are rejected"
+    assert check(algos=rejection) == []
 
 
 def test_options_have_one_default_and_each_setting_is_an_option():

@@ -26,6 +26,8 @@ def test_gpg_scales_as_if_every_sample_had_earned_something():
     # 4 of 6 rewards are not 0
     assert of(gpg, [3, 0, 0, 5, 1, 7], RAGGED) == pytest.approx([3, -1.5, -1.5, 3, -3, 0])
     assert of(gpg, [0, 0], [1, 1]) == [0, 0]
+    # By 4/3, as verl, and not by the paper's 4/2: a group whose rewards are all equal has no gradient.
+    assert of(gpg, [1, 1, 1, 0], [0, 0, 1, 1]) == pytest.approx([0, 0, 2 / 3, -2 / 3])
 
 
 def test_pass_at_k_credits_the_best_alone():

@@ -59,6 +59,8 @@ OTHER = "".join(
     )
 )  # fmt: skip
 
+MASKING = "--partial-rollout, and in the loop fully-async --update-weights-in-flight continue"
+
 
 @pytest.fixture
 def unread(install, site, tmp_path):
@@ -161,7 +163,17 @@ def test_flags_that_were_translated_are_left_alone(unread):
         ),
         (("--max-staleness-policy", "drop"), "--loop fully-async", ("--loop", "fully-async")),
         (("--update-weights-in-flight", "keep"), "--loop fully-async", ("--loop", "fully-async")),
-        (("--mask-offpolicy-in-partial-rollout",), "--partial-rollout", ("--partial-rollout",)),
+        (("--mask-offpolicy-in-partial-rollout",), MASKING, ("--partial-rollout",)),
+        (
+            ("--mask-offpolicy-in-partial-rollout", "--partial-rollout", "--loop", "fully-async"),
+            MASKING,
+            ("--update-weights-in-flight", "continue"),
+        ),
+        (
+            ("--std-eps", "1e-4", "--disable-grpo-std-normalization"),
+            "--no-disable-grpo-std-normalization",
+            ("--no-disable-grpo-std-normalization",),
+        ),
         (("--overlong-penalty-factor", "0.5"), "--overlong-buffer-len", ("--overlong-buffer-len", "4")),
         (("--min-lr", "1e-8"), "--lr-decay-style linear or cosine", ("--lr-decay-style", "linear")),
         (

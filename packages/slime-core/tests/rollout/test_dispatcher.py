@@ -350,6 +350,28 @@ def test_partial_responses_of_a_step_say_which_one_began_them():
     assert {group[0].metadata["start_rollout_id"] for group in rest} == {0}
 
 
+@pytest.mark.parametrize("flag", ["partial_rollout", "mask_offpolicy_in_partial_rollout", None])
+def test_what_a_response_has_when_weights_arrive_is_masked_where_partial_responses_are(flag):
+    """Responses take 9 s, one token a second, and weights arrive after 5."""
+    both = ("partial_rollout", "mask_offpolicy_in_partial_rollout")
+    prompts = Prompts(lambda seed: 9, section={name: flag in (name, None) for name in both})
+
+    async def first_step():
+        dispatcher = Dispatcher(prompts, last_step=1)
+        dispatcher.admission = Bounded(max_staleness=1)
+        async with dispatcher.open():
+            filling = asyncio.ensure_future(dispatcher.next(1))
+            await asyncio.sleep(5)
+            async with dispatcher.interrupted():
+                prompts.engine.version = 1
+            return await filling
+
+    groups, _ = run_in_virtual_time(first_step())
+    assert [group[0].weight_versions for group in groups] == [["0", "1"]] * BATCH
+    trained = [[0] * 5 + [1] * 4] if flag is None else [None, [1] * 9]
+    assert all(group[0].loss_mask in trained for group in groups)
+
+
 def test_with_a_limit_a_prompt_is_taken_when_its_request_is_the_next():
     """Four at once for 10 s each; weights come at 15, 25 and 35 s. One more than runs is taken, and then each as one waits no more."""
     taken = []

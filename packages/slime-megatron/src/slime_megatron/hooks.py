@@ -108,6 +108,9 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
         has_teacher = build.section(RolesSection).opd_teacher_load is not None
         found += checks.unread_ref_problems(computed, has_teacher=has_teacher)
     found += checks.logits_problems(section, computed.needs)
+    found += checks.unread_old_actor_problems(
+        build.settings.train, build.section(RolesSection), computed.needs
+    )
     held = architecture.with_mtp(section.enable_mtp_training)
     found += checks.frozen_layer_problems(section, family.parameter_names(held))
     save_hf, lora = build.settings.checkpoint.save_hf, build.section(LoraSection)

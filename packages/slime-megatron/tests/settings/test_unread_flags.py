@@ -18,6 +18,7 @@ def unread(*flags):
     ("flags", "wanted", "beside"),
     [
         (("--sgd-momentum", "0.5"), "--optimizer sgd", ("--optimizer", "sgd")),
+        (("--adam-beta2", "0.95", "--optimizer", "sgd"), "--optimizer adam", ("--optimizer", "adam")),
         (("--mtp-loss-scaling-factor", "0.3"), "--enable-mtp-training", ("--enable-mtp-training",)),
         (("--lora-alpha", "16"), "--lora-rank", ("--lora-rank", "4")),
         (("--lora-target-modules", "linear_qkv"), "--lora-rank", ("--lora-rank", "4")),

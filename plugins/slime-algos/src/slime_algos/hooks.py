@@ -34,6 +34,7 @@ NEEDED = {
     "use_opd": ("opd_kl_coef",),
     "use_kl_loss": ("kl_loss_coef", "use_unbiased_kl", "kl_straight_through"),
     "kl_target": ("kl_horizon",),
+    "passk_std_normalization": ("passk_std_eps",),
 }
 """Settings that are read only where the one that stands before them is on."""
 
@@ -55,7 +56,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             wanted="the KL divergence in the reward or in the loss, not in both",
         )
     yield from _check_switches(settings, section)
-    yield from _check_adaptive_kl(settings, section)
+    yield from _check_reward_kl(settings, section)
     for names in (("tis_clip_low", "tis_clip"), ("rs_lower_bound", "rs_upper_bound")):
         low, high = (getattr(section, name) for name in names)
         if low > high:
@@ -64,7 +65,8 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
                 found=f"{low} and {high}",
                 wanted="a lower bound that is not above the upper one",
             )
-    chosen = settings.algorithm.advantage_estimator
+    algorithm = settings.algorithm
+    chosen = algorithm.custom_advantage_function_path or algorithm.advantage_estimator
     if chosen in WHITENED and not section.normalize_advantages:
         yield Problem(
             where="algos.normalize_advantages",
@@ -75,13 +77,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     yield from _check_clip(settings, section)
     if chosen == "gdpo":
         yield from _check_parts(settings.reward, section.gdpo_weights)
-    if settings.train.use_rollout_logprobs and (section.use_tis or section.use_rs):
-        yield Problem(
-            where="algos.use_tis and algos.use_rs",
-            found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
-            "which makes them the same",
-            wanted="one of them",
-        )
+    yield from _check_corrections(settings, section)
 
 
 @hookimpl
@@ -115,17 +111,28 @@ def _check_switches(settings: Settings, section: AlgosSection) -> Iterable[Probl
 def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
     """Refuse PPO's bound, unless somebody asked for it, where a sample's mean ratio would never reach it."""
     algorithm = settings.algorithm
-    loss = algorithm.loss_type or f"{algorithm.advantage_estimator}_loss"
-    if loss == "gspo_loss" and settings.origin("algos", "eps_clip") == "default":
+    named = algorithm.custom_loss_function_path or algorithm.loss_type
+    loss = named or f"{algorithm.custom_advantage_function_path or algorithm.advantage_estimator}_loss"
+    origin = settings.origin("algos", "eps_clip")
+    if loss == "gspo_loss" and (origin == "default" or origin.startswith("numerics ")):
         yield Problem(
             where="algos.eps_clip",
-            found=f"nothing with gspo_loss, and the default {section.eps_clip:g} clips none of its ratios",
+            found=f"{section.eps_clip:g} ({origin}) with gspo_loss, none of whose ratios it clips",
             wanted="a bound for the mean ratio of a sample",
             todo="add the paper's: --eps-clip 3e-4 --eps-clip-high 4e-4",
         )
 
 
-def _check_adaptive_kl(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+def _check_reward_kl(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+    """Refuse the estimator of another framework's KL loss in the reward, and an adaptive coefficient that would not work."""
+    origin = settings.origin("algos", "kl_loss_type")
+    if section.kl_coef != 0 and section.kl_loss_type != "k1" and origin.startswith("numerics "):
+        yield Problem(
+            where="algos.kl_loss_type",
+            found=f"{section.kl_loss_type} ({origin}), which is for a KL loss, with kl_coef = {section.kl_coef:g}",
+            wanted="an estimator for the reward",
+            todo="add --kl-loss-type k1, as verl and TRL have it",
+        )
     if section.kl_target is None:
         return
     if section.kl_coef == 0:
@@ -143,6 +150,33 @@ def _check_adaptive_kl(settings: Settings, section: AlgosSection) -> Iterable[Pr
             found=f"{section.kl_horizon:g} with {samples} samples a step, so that kl_coef would swing",
             wanted="at least the samples of a step",
         )
+
+
+def _check_corrections(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+    """Refuse what corrects π_old against the engine's policy where the two are the same, and rejection by two at once."""
+    has_own = settings.algorithm.custom_tis_function_path is not None
+    chosen = {
+        "algos.use_tis": section.use_tis,
+        "algos.use_rs": section.use_rs,
+        "algorithm.custom_tis_function_path": has_own,
+    }
+    if settings.train.use_rollout_logprobs and any(chosen.values()):
+        yield Problem(
+            where=" and ".join(name for name, is_on in chosen.items() if is_on),
+            found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
+            "which makes them the same",
+            wanted="one of them",
+        )
+    for name, rejects in (
+        ("use_rs", section.use_rs),
+        ("max_token_staleness", section.max_token_staleness is not None),
+    ):
+        if has_own and rejects:
+            yield Problem(
+                where=f"algos.{name}",
+                found="it beside algorithm.custom_tis_function_path",
+                wanted="one of the two: both say which tokens are rejected",
+            )
 
 
 def _check_parts(reward: RewardSection, weights: Mapping[str, float]) -> Iterable[Problem]:

@@ -1,6 +1,7 @@
 """Conventions of the field, by framework: what `--numerics NAME` sets where neither recipe nor flag says otherwise.
 
-They set how a quantity is computed, and turn nothing on: `--numerics trl --use-tis` is TRL's importance sampling.
+They set how a quantity is computed, and turn nothing on: `--numerics trl --use-tis` is TRL's importance sampling. `kl_loss_type`
+is that of the loss: verl and TRL have k1 in the reward, which is to be given beside `kl_coef`.
 `slime bench conformance` holds each beside its framework's own functions.
 """
 

@@ -23,7 +23,9 @@ def leave_one_out(raw_rewards: NDArray[np.floating], group_ids: NDArray[np.int64
 def gpg(raw_rewards: NDArray[np.floating], group_ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return centred rewards times N / (rewards that are not 0): as if every sample had earned something.
 
-    Source: GPG, arXiv 2504.02546, section 3.2; verl `compute_gpg_outcome_advantage`.
+    Source: verl `compute_gpg_outcome_advantage`. The paper (GPG, arXiv 2504.02546) scales by N / (N - M), M being the samples of groups
+    whose rewards are all equal, which have no gradient: groups that are right throughout are among those, and samples of mixed
+    groups that earned nothing are not.
     """
     earned = max(1, int(np.count_nonzero(raw_rewards)))
     scaled: NDArray[np.float64] = group_centre(raw_rewards, group_ids) * len(raw_rewards) / earned

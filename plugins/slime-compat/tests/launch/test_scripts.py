@@ -249,6 +249,18 @@ def test_what_older_scripts_and_one_rank_say_is_followed(words, registry):
     assert settings.sections["sglang"].server_args["ep_size"] == "2"  # of the engine's two GPUs
 
 
+def test_where_generation_never_stops_responses_are_cut_by_updates_if_what_came_before_is_masked(
+    words, registry
+):
+    partial, masks = "--partial-rollout", "--mask-offpolicy-in-partial-rollout"
+    for flags, mode in (([partial], "recompute"), ([masks], "recompute"), ([partial, masks], "continue")):
+        settings = read_stages(words("llama3.1-8B-tools", *flags), registry)[0].settings
+        assert settings.run.loop == "fully-async"
+        assert settings.train.update_weights_in_flight == mode
+    sync = read_stages(words("qwen3-4B", partial, masks), registry)[0].settings
+    assert (sync.run.loop, sync.train.update_weights_in_flight) == ("sync", "recompute")
+
+
 @pytest.mark.parametrize(
     ("folder", "hugging_face", "beside", "found"),
     [

@@ -89,6 +89,12 @@ def test_the_grpo_example(recipe_of):
     assert "no counterpart" not in told and "vllm becomes sglang" in told
 
 
+def test_the_bound_of_a_ratio_is_written_as_gspo_takes_none_of_conventions(recipe_of):
+    settings, _ = recipe_of(*GRPO, f"{ACTOR}.policy_loss.loss_mode=gspo")
+    assert (settings.algorithm.loss_type, settings.sections["algos"].eps_clip) == ("gspo_loss", 0.2)
+    assert not settings.origin("algos", "eps_clip").startswith("numerics ")
+
+
 @pytest.mark.parametrize("has_kl", [True, False])
 def test_the_straight_through_estimate_is_taken_where_there_is_a_divergence(recipe_of, has_kl):
     words = [word for word in GRPO if "kl_loss" not in word]

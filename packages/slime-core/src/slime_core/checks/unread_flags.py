@@ -119,7 +119,14 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             "--loop fully-async, or --partial-rollout",
         ),
         (settings.eval.eval_interval is not None, "eval", ["skip_eval_before_train"], "--eval-interval"),
-        (rollout.partial_rollout, "rollout", ["mask_offpolicy_in_partial_rollout"], "--partial-rollout"),
+        (
+            # It masks what a response has when it is cut: at the end of a step, or by an update.
+            rollout.partial_rollout
+            and (loop != {"slime-core/fully-async"} or train.update_weights_in_flight == "continue"),
+            "rollout",
+            ["mask_offpolicy_in_partial_rollout"],
+            "--partial-rollout, and in the loop fully-async --update-weights-in-flight continue",
+        ),
         (
             (wanted_transport(train) or "disk").startswith("disk"),  # nothing leaves the choice to the engine
             "train",
@@ -143,6 +150,12 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             "reward",
             ["overlong_penalty_factor"],
             "--overlong-buffer-len",
+        ),
+        (
+            not settings.algorithm.disable_grpo_std_normalization,
+            "algorithm",
+            ["std_ddof", "std_eps", "std_over_batch"],
+            "--no-disable-grpo-std-normalization",
         ),
         (
             settings.algorithm.custom_tis_function_path is not None,

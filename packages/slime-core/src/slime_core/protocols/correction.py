@@ -57,7 +57,9 @@ def with_correction(
         defaults: tuple[Any, ...] = ({}, {}, Correction())
         metrics, state, own = (*more, *defaults[len(more) :])
         if own.importance is not None or own.kept is not None:
-            raise PluginError(f"{name}: the estimator corrects, too (--use-rs); wanted one of the two")
+            raise PluginError(
+                f"{name}: the estimator corrects, too (--use-rs or --max-token-staleness); wanted one of the two"
+            )
         answer = correct(view)
         correction, found = answer if isinstance(answer, tuple) else (answer, {})
         if not isinstance(correction, Correction) or not isinstance(found, Mapping):

@@ -17,7 +17,7 @@ from slime_core.protocols import Metrics, WeakReason
 from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.admission import Admission, Job, Jobs, Waves
 from slime_core.rollout.context import RolloutRun
-from slime_core.rollout.group import fresh, oldest_version, run_group
+from slime_core.rollout.group import fresh, mask_so_far, oldest_version, run_group
 from slime_core.rollout.user_hooks import KEPT_DESPITE
 from slime_core.rundir.events import DISPATCHER
 from slime_core.runtime.busy import Busy
@@ -127,7 +127,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def interrupted(self) -> AsyncIterator[None]:
-        """End the requests in flight before the block, and go on from their tokens after it.
+        """End the requests in flight before the block, and go on from their tokens after it (see `mask_so_far`).
 
         Raises:
             DeadlineError: a generator did not return within `rollout_timeout_s`.
@@ -137,8 +137,10 @@ class Dispatcher:
         what = f"weights of step {self.jobs.next_step - 1}: ending what is in flight (--rollout-timeout-s)"
         jobs, groups = await within(self._section.rollout_timeout_s, what, ending, waits_for_others=True)
         for job, group in zip(jobs, groups, strict=True):
-            job.given, job.group = copied(group), group
             job.is_finished = all(sample.status is not Status.ABORTED for sample in group)
+            if not job.is_finished:
+                mask_so_far([group], self._section)
+            job.given, job.group = copied(group), group
         self._tell("groups_interrupted", numbers=[job.number for job in jobs])
         yield
         self._waiting += jobs

@@ -206,9 +206,7 @@ def leftovers(
         given: the same groups as they were submitted.
         step: that they were generated in.
     """
-    if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
-        for sample in (sample for group in groups for sample in group):
-            sample.loss_mask = [0] * sample.response_length
+    mask_so_far(groups, section)
     for sample in (sample for group in groups for sample in group):
         if section.partial_rollout and sample.response_length:
             sample.metadata = {START: step - 1} | sample.metadata
@@ -216,6 +214,13 @@ def leftovers(
         list(group) if section.partial_rollout and failure_of(group) is None else fresh(submitted)
         for group, submitted in zip(groups, given, strict=True)
     ]
+
+
+def mask_so_far(groups: Sequence[Group], section: RolloutSection) -> None:
+    """Leave the tokens that aborted groups have out of the loss, where `mask_offpolicy_in_partial_rollout` is on."""
+    if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
+        for sample in (sample for group in groups for sample in group):
+            sample.loss_mask = [0] * sample.response_length
 
 
 def fresh(group: Group) -> Group:

@@ -30,6 +30,9 @@ _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
 #: Flags under which a router reads which tokens its micro-batch has.
 _PER_MICRO_BATCH = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_enable_expert_bias")
 
+#: How settings name the loop that generates through weight updates.
+_FULLY_ASYNC = ("fully-async", "slime-core/fully-async")
+
 #: Optional fields of `TokenView` that a critic fills where it is in processes of its own.
 _KNOWN_TO_CRITIC = frozenset(
     {"new_values", "rollout_log_probs", "staleness", "teacher_log_probs", "total_lengths", "values"}
@@ -110,15 +113,41 @@ def apart_problems(algorithm: Algorithm, estimator: str) -> Iterator[Problem]:
 def old_actor_problems(
     run: RunSection, train: TrainSection, rollout: RolloutSection, roles: RolesSection
 ) -> Iterator[Problem]:
-    """Yield that a step may train on tokens of more versions than `keep_old_actor` holds, which are two."""
-    bound, interval = rollout.max_staleness or 1, train.update_weights_interval
-    if roles.keep_old_actor and run.loop == "fully-async" and bound + 1 > 2 * interval:
+    """Yield that a step may train on tokens of older weights than those of the last two syncs, which `keep_old_actor` holds.
+
+    Step s trains version s - 1. Any version may have been sent, whatever the interval: before an evaluation, when a run goes on, and to
+    servers that came back. So the last two are sure to hold what was sent of s - 2 and s - 1, and nothing older.
+    """
+    never_stops = run.loop in _FULLY_ASYNC
+    goes_on = rollout.partial_rollout and not rollout.mask_offpolicy_in_partial_rollout
+    bound = 1 if never_stops and rollout.max_staleness is None else rollout.max_staleness
+    if roles.keep_old_actor and (never_stops or goes_on) and (bound is None or bound > 1):
+        beside = f"the loop {run.loop}" if never_stops else "rollout.partial_rollout"
         yield Problem(
             "roles.keep_old_actor",
-            f"it with rollout.max_staleness {bound} and weights sent every {interval} steps",
-            f"a max_staleness of at most {2 * interval - 1}: it holds the weights of the last two syncs, which generated "
-            "every token then",
-            "or take the engine's log-probs: --use-rollout-logprobs",
+            f"it with {beside}, weights sent every {train.update_weights_interval} steps and rollout.max_staleness "
+            f"{'not given' if bound is None else bound}",
+            "a max_staleness of at most 1, and with it an interval of at most 2: it holds the weights of the last two syncs, whatever they "
+            "were for",
+            "give --max-staleness 1, or take the engine's log-probs in its place: --use-rollout-logprobs",
+        )
+
+
+def unread_old_actor_problems(
+    train: TrainSection, roles: RolesSection, needs: Collection[str]
+) -> Iterator[Problem]:
+    """Yield that nothing reads what the weights of earlier syncs compute: the engine's log-probs are the old ones.
+
+    Args:
+        train: of the run.
+        roles: of the run.
+        needs: optional fields of `TokenView` that estimator and loss read.
+    """
+    if roles.keep_old_actor and train.use_rollout_logprobs and "sum_pi_squared" not in needs:
+        yield Problem(
+            "roles.keep_old_actor",
+            "it with train.use_rollout_logprobs, by which old log-probs are the engine's",
+            "one of them",
         )
 
 

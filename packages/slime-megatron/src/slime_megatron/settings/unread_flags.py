@@ -31,6 +31,9 @@ def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
     section = settings.section(MegatronSection)
     if section.optimizer != "sgd":
         yield from unread_without(settings, "megatron", ["sgd_momentum"], wanted="--optimizer sgd")
+    if section.optimizer != "adam":
+        fields = ["adam_beta1", "adam_beta2", "adam_eps"]
+        yield from unread_without(settings, "train", fields, wanted="--optimizer adam")
     if not section.enable_mtp_training:
         fields = ["mtp_loss_scaling_factor"]
         yield from unread_without(settings, "megatron", fields, wanted="--enable-mtp-training")

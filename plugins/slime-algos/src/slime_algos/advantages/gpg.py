@@ -13,6 +13,6 @@ from slime_algos.decorators.estimator import estimator
 def gpg(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
     """Give every token of a sample what the reward transform `gpg` makes of its reward.
 
-    Source: GPG, arXiv 2504.02546, eq. 6.
+    Source: GPG, arXiv 2504.02546, eq. 6; its scale is verl's, see `reward_transforms.gpg`.
     """
     return outcome(view, view.rewards, kl)

@@ -127,7 +127,7 @@ def kept_fresh(view: TokenView, *, most: int) -> tuple[Tensor, dict[str, Tensor]
     """Return (whether each token is at most `most` steps old, bool [T], metrics `stale_rejected`: share that is older).
 
     Source: `--mask-offpolicy-in-partial-rollout` of the reference system, which leaves out of the loss what earlier weights
-    generated of a response, here with a bound; `most` of 0 is the same.
+    generated of a response, here with a bound; `most` of 0 is the same where each step generates what it trains on.
     """
     keep = view.staleness <= most
     return keep, means({"stale_rejected": (~keep).to(view.loss_mask.dtype)}, view)

@@ -88,6 +88,11 @@ def own_functions(made: Made) -> None:
         script.flags.pop("rollout_function_path")
         made.put("run", "loop", "fully-async")
         made.note("rollout_function_path", "the loop fully-async")
+        if script.has("partial_rollout") and script.has("mask_offpolicy_in_partial_rollout"):
+            made.put("train", "update_weights_in_flight", "continue")
+            made.note(
+                "mask_offpolicy_in_partial_rollout", "--update-weights-in-flight continue: there it masks"
+            )
 
 
 def evaluation(made: Made) -> None:

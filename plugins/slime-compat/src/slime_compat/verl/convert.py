@@ -15,7 +15,7 @@ from slime_compat.verl.keys import IDLE, IDLE_AT, KEYS, Read, count, number, who
 #: verl's own values of what a recipe needs, where the configuration does not say it.
 DEFAULTS: Mapping[str, Any] = {
     "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512, "data.train_batch_size": 1024,
-    "data.shuffle": True, "actor_rollout_ref.hybrid_engine": True,
+    "data.shuffle": True, "actor_rollout_ref.hybrid_engine": True, "actor_rollout_ref.actor.clip_ratio": 0.2,
     "actor_rollout_ref.actor.optim.weight_decay": 0.01, "actor_rollout_ref.actor.kl_loss_coef": 0.001, "actor_rollout_ref.rollout.name": "vllm",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
     "actor_rollout_ref.rollout.val_kwargs.do_sample": False, "algorithm.adv_estimator": "gae", "algorithm.kl_penalty": "kl",
