@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from slime_core.errors import RewardError
 from slime_kernels.judge.asking import Asking, Ended
-from slime_kernels.judge.evaluator import Evaluator
+from slime_kernels.judge.evaluator import Evaluator, Options
 from slime_kernels.judge.judging import KernelJudge, judged
 from slime_kernels.sandbox.fork_server import CandidateAnswer
 from slime_rm.code.sandbox.running import Limits
@@ -93,6 +93,51 @@ def test_a_problems_own_module_is_asked_once_more_where_it_fails(failures, asked
     else:
         assert asking.trusted("facts", {}) is done
     assert jobs == ["facts"] * asked
+
+
+class Answering:
+    """A server whose jobs answer what they are told to: a candidate that launches one kernel twice, in two specialisations."""
+
+    def __init__(self, spilled_bytes):
+        about = {"registers": 32, "shared_bytes": 0}
+        kernels = [
+            {"name": "k", "warps": 4, "targets": {"sm_90": about | {"spilled_bytes": spilled}}}
+            for spilled in spilled_bytes
+        ]
+        empty, nothing = {"list": []}, {"value": None}
+        seen = {"delegated": [], "answer": nothing, "mutated": False, "outputs": []}
+        launch = {
+            "name": "k",
+            "programs": 4096,
+            "run": 4,
+            "flops": 0,
+            "products": 0,
+            "loaded": 0,
+            "stored": 0,
+        }
+        whole = {"delegated": [], "launches": [launch | {"touched": []}] * 2}
+        self.answers = {
+            "facts": {"shapes": [{}], "scalable": False, "inputs": empty, "given": empty}
+            | {"eager": [], "least_bytes": 1},
+            "compile": {"kernels": kernels, "launches": [{"kernel": 0}, {"kernel": 1}]},
+            "inputs": {"trials": [{"inputs": empty, "given": empty}] * 2},
+            "interpret": {"trials": [seen] * 2},
+            "answer": {"answers": [nothing] * 2},
+            "sample": {"trials": [whole]},
+        }
+
+    def call(self, kind, job, header, buffers, *, limits, gpu=None, **_):
+        job = "sample" if "sampled_programs" in header else job
+        return CandidateAnswer(ending="exit", header=self.answers[job])
+
+
+def test_each_launch_costs_what_its_own_specialisation_does(evaluator):
+    settings = replace(evaluator.settings, options=Options(n_trials=2))
+    verdict = Evaluator(settings, Answering([4096, 0])).evaluate(PROBLEM, KERNEL)
+    # a launch takes 2.5 us; what 4096 programs of 128 threads spill is written and read through a cache of 8 TB/s
+    spilled_us = 2 * 4096 * 128 * 4096 / 8e6
+    assert [part["us"] for part in verdict.timing.parts["launches"]] == pytest.approx([2.5 + spilled_us, 2.5])
+    assert [one["targets"]["sm_90"]["spilled_bytes"] for one in verdict.kernels] == [4096, 0]
 
 
 def test_an_unknown_backend_is_a_status(evaluator):
