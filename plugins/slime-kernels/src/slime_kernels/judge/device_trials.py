@@ -18,13 +18,11 @@ from slime_kernels.judge.verdict import EvalStatus, Timing
 from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.timing.baselines import Baselines
 from slime_kernels.timing.gpus import Devices, KernelDevice
-from slime_kernels.timing.measure import TimingPlan
+from slime_kernels.timing.measure import MODULE_S, TimingPlan
 
 #: Kind of device -> the name under which records have its times.
 SOURCES = {"cuda": "cuda-events", "cpu": "cpu-clock"}
 Baseline = Literal["eager", "compile"]
-#: torch.compile takes minutes.
-_BASELINE_S = 300.0
 _COMPILER_BYTES = 8 << 30
 #: Characters of why torch.compile fails.
 _MOST_TOLD = 1000
@@ -220,7 +218,7 @@ class OnGpu:
         return self._header(1.0) | {"problem": problem.code, "plan": asdict(self.trials.plan)}
 
     def _long_limits(self) -> Limits:
-        return replace(self.trials.limits, wall_s=_BASELINE_S, cpu_s=int(_BASELINE_S))
+        return replace(self.trials.limits, wall_s=MODULE_S, cpu_s=int(MODULE_S))
 
     def _baseline(self, problem: KernelProblem) -> dict[str, Any]:
         """Time PyTorch, and in a process of its own torch.compile, as that may end it."""
