@@ -104,7 +104,7 @@ try:
 except OSError as error:
     files["/sys/written"] = type(error).__name__
 limit = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-raise ValueError(json.dumps([files, os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("TRITON_LIBCUDA_PATH"), limit]))
+raise ValueError(json.dumps([files, os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("TRITON_LIBCUDA_PATH"), os.environ.get("CUDA_DEVICE_ORDER"), limit]))
 """
 
 
@@ -124,15 +124,22 @@ def look(fork_server, gpu, file):
 
 
 def test_a_process_with_a_gpu_sees_its_devices_and_has_no_limit_of_addresses(fork_server, file):
-    gpu = FakeGpu(name="a GPU", bytes_per_us=1.0, cache_bytes=1, visible="GPU-7", library="/usr/lib/driver")
-    files, visible, library, unlimited = look(fork_server, gpu, file)
+    gpu = FakeGpu(
+        name="a GPU",
+        bytes_per_us=1.0,
+        cache_bytes=1,
+        visible="GPU-7",
+        library="/usr/lib/driver",
+        order="PCI_BUS_ID",
+    )
+    files, visible, library, order, unlimited = look(fork_server, gpu, file)
     assert files["/dev/zero"] and files["/sys/devices"] and files["/proc/cpuinfo"]
     assert not files[file] and not files["/etc/passwd"]
     assert files["/sys/written"] in ("OSError", "PermissionError")
-    assert (visible, library, unlimited) == ("GPU-7", "/usr/lib/driver", True)
+    assert (visible, library, order, unlimited) == ("GPU-7", "/usr/lib/driver", "PCI_BUS_ID", True)
 
 
 def test_a_process_without_one_sees_none_of_that(fork_server, file):
-    files, visible, library, unlimited = look(fork_server, None, file)
+    files, visible, library, order, unlimited = look(fork_server, None, file)
     assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", file))
-    assert (visible, library, unlimited) == ("", None, False)
+    assert (visible, library, order, unlimited) == ("", None, None, False)

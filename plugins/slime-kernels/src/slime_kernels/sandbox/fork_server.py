@@ -105,6 +105,7 @@ class CandidateServer:
             )
             if gpu is not None and nodes:
                 wanted["gpu"] = {"CUDA_VISIBLE_DEVICES": gpu.visible, "TRITON_LIBCUDA_PATH": gpu.library}
+                wanted["gpu"] |= {"CUDA_DEVICE_ORDER": gpu.order} if gpu.order else {}
                 wanted["gpu"] |= {} if compiler is None else {"CC": str(compiler)}
             process = self._fork(kind, wanted, theirs)
             stack.callback(os.close, process)
