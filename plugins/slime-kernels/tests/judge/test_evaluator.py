@@ -43,6 +43,7 @@ def test_a_right_kernel_passes_all_gates(evaluator):
     [
         ("def f(:", "compile_error", "static", "syntax: line 1"),
         ("import os", "rejected", "static", "imports os"),
+        (new_model("return tl.tanh(x)"), "compile_error", "static", "uses triton.language.tanh"),
         (new_model("raise SystemExit(0)"), "runtime_error", "compiles", "ended before it answered"),
         (new_model("launch(x, x.gone)\n"), "runtime_error", "compiles", "AttributeError"),
         (
@@ -157,6 +158,10 @@ def test_a_cheat_that_only_running_shows_is_caught(evaluator, name):
     [
         ("method_put_back_while_the_answer_is_read", "changed Tensor.detach"),
         ("method_of_the_answer_itself", "changed detach of a tensor"),
+        (
+            "exec_by_the_builtins_of_a_module_of_triton",
+            "changed slime_kernels.sandbox.watch.Watch.outputs",
+        ),
     ],
 )
 def test_what_would_answer_in_the_place_of_torch_is_seen_before_it_is_asked(

@@ -167,7 +167,9 @@ class Evaluator:
             raise Ended(EvalStatus.COMPILE_ERROR, "static", str(tree))
         if findings := self._static_gate(tree):
             told = "; ".join(map(str, findings[:_MOST_FINDINGS]))
-            raise Ended(EvalStatus.REJECTED, "static", told)
+            is_mistake = {one.rule for one in findings} == {"name"}  # which the compiler would tell, too
+            status = EvalStatus.COMPILE_ERROR if is_mistake else EvalStatus.REJECTED
+            raise Ended(status, "static", told)
         return tree
 
     def _facts_of(self, problem: KernelProblem) -> dict[str, Any]:
