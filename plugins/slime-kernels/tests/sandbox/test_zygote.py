@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,23 @@ def test_a_process_without_one_sees_none_of_that(fork_server, file):
     files, visible, library, order, unlimited = look(fork_server, None, file)
     assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", file))
     assert (visible, library, order, unlimited) == ("", None, None, False)
+
+
+EATS = """
+kept = []
+while True:
+    kept.append(bytearray(b"x") * (1 << 20))
+    print(len(kept), flush=True)
+"""
+
+
+WITH_GPU = FakeGpu(name="a GPU", bytes_per_us=1.0, cache_bytes=1)
+
+
+@pytest.mark.parametrize("given", [{"gpu": WITH_GPU}], ids=["gpu"])
+def test_a_job_without_a_limit_of_addresses_is_ended_for_the_memory_that_it_uses(fork_server, given):
+    header, limits = {"code": EATS, "shapes": [{"n": 1}]}, EvaluatorSettings().limits
+    limits = replace(limits, memory_bytes=2 << 30)
+    answer = fork_server.call("compile", "facts", header, limits=limits, **given)
+    assert answer.ending == "memory"
+    assert 1024 < int(answer.log.split()[-1]) <= 1.2 * 2048
