@@ -141,6 +141,29 @@ def test_each_launch_costs_what_its_own_specialisation_does(evaluator):
     assert [one["targets"]["sm_90"]["spilled_bytes"] for one in verdict.kernels] == [4096, 0]
 
 
+LARGE = replace(
+    PROBLEM,
+    code=PROBLEM.code.replace("rows = 512", "rows = 32768").replace("columns = 1000", "columns = 12288"),
+)
+
+
+def test_a_problem_larger_than_the_memory_of_a_process_is_compiled_and_estimated_nevertheless(evaluator):
+    """Inputs and answer of 1.5 GiB each, of which nothing is used but what some programs of a launch touch."""
+    small = replace(evaluator.settings, memory_bytes=1 << 30, options=Options(n_trials=2))
+    verdict = Evaluator(small, evaluator._asking._server).evaluate(LARGE, KERNEL)
+    assert (verdict.status, verdict.gate, verdict.message) == ("correct", "fast", "")
+    # 3 GiB at 3.35 TB/s, and the launch
+    assert verdict.timing.runtime_us == pytest.approx(2.5 + 3 * 2**30 / 3.35e6, rel=0.01)
+
+
+def test_a_problem_that_this_machine_has_no_memory_for_is_no_fault_of_a_candidate(evaluator):
+    answering = Answering([0, 0])
+    answering.answers["compile"] = {"error": {"kind": "InputsError", "text": "no memory for the inputs"}}
+    verdict = Evaluator(evaluator.settings, answering).evaluate(PROBLEM, KERNEL)
+    assert (verdict.status, verdict.gate, verdict.compiled) == ("server_error", "problem", False)
+    assert verdict.message == "no memory for the inputs"
+
+
 def test_an_unknown_backend_is_a_status(evaluator):
     verdict = evaluator.evaluate(PROBLEM, KERNEL, backend="cuda")
     assert (verdict.status, verdict.reward) == ("rejected", 0.0)

@@ -157,10 +157,19 @@ while True:
 WITH_GPU = FakeGpu(name="a GPU", bytes_per_us=1.0, cache_bytes=1)
 
 
-@pytest.mark.parametrize("given", [{"gpu": WITH_GPU}], ids=["gpu"])
+@pytest.mark.parametrize("given", [{"gpu": WITH_GPU}, {"reserves": True}], ids=["gpu", "reserves"])
 def test_a_job_without_a_limit_of_addresses_is_ended_for_the_memory_that_it_uses(fork_server, given):
     header, limits = {"code": EATS, "shapes": [{"n": 1}]}, EvaluatorSettings().limits
     limits = replace(limits, memory_bytes=2 << 30)
     answer = fork_server.call("compile", "facts", header, limits=limits, **given)
     assert answer.ending == "memory"
     assert 1024 < int(answer.log.split()[-1]) <= 1.2 * 2048
+
+
+def test_a_job_that_reserves_sees_no_device(fork_server, file):
+    header = {"code": LOOK.replace("FILE", file), "shapes": [{"n": 1}]}
+    limits = EvaluatorSettings().limits
+    answer = fork_server.call("compile", "facts", header, limits=limits, reserves=True)
+    files, visible, *_, unlimited = json.loads(answer.header["error"]["text"])
+    assert (visible, unlimited) == ("", True)
+    assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", file))

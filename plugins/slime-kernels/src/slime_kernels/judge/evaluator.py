@@ -186,7 +186,7 @@ class Evaluator:
     def _compile(self, code: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the compiled kernel of each launch, in order."""
         header = {"code": code, "targets": list(self.settings.targets), "trial": whole_trial(facts)}
-        said, _ = self._asking.untrusted("compile", "compile", header, (), "compiles")
+        said, _ = self._asking.untrusted("compile", "compile", header, (), "compiles", reserves=True)
         if "error" in said:
             kind, text = said["error"]["kind"], said["error"]["text"]
             status = EvalStatus.COMPILE_ERROR if kind in _COMPILER_ERRORS else EvalStatus.RUNTIME_ERROR
@@ -244,7 +244,7 @@ class Evaluator:
             Ended: it does other things there than in the trials; `compiled` and `correct` stand.
         """
         header = {"code": code, "trials": [whole_trial(facts)], "sampled_programs": _SAMPLED_PROGRAMS}
-        said, _ = self._asking.untrusted("interpret", "interpret", header, (), "fast")
+        said, _ = self._asking.untrusted("interpret", "interpret", header, (), "fast", reserves=True)
         if "error" in said:
             raise Ended(EvalStatus.CORRECT, "fast", f"not timed: {said['error']['text'][:300]}")
         seen, target = said["trials"][0], self.settings.targets[0]

@@ -62,13 +62,16 @@ def compile_for_targets(
     """Call `ModelNew` once where launches compile and do nothing; returns launches, and each kernel's resources by target.
 
     What it computes from the kernels' results is not to be relied on; errors of its own from that are not told apart.
+
+    Raises:
+        InputsError: there is no memory for the inputs at this size; nothing of the candidate was run.
     """
     first, *others = header["targets"]
     offline = OfflineDriver(first)
     driver.set_active(offline)
-    names = load(header["code"])
     trial = header["trial"]
     given, inputs = decode(trial["given"], buffers), decode(trial["inputs"], buffers)
+    names = load(header["code"])
     with torch.no_grad():
         model = build(names["ModelNew"], given, trial)
         model(*inputs)

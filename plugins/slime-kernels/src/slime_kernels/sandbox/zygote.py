@@ -105,7 +105,7 @@ def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int
         if each > 2 and each not in (REPORT, _ANSWER):
             with contextlib.suppress(OSError):  # that of the folder that was listed
                 os.close(each)
-    if "gpu" in order:
+    if order["reserves"]:
         del order["limits"]["RLIMIT_AS"]
     else:
         order["limits"]["RLIMIT_AS"] = order["memory_bytes"] + baseline[1]
