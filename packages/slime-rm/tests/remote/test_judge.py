@@ -11,8 +11,9 @@ from .calls import asked
 pytestmark = pytest.mark.timeout(300)
 
 
-def completion(text):
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+def completion(text, finish_reason="stop"):
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    return json.dumps({"choices": [choice]})
 
 
 def judged(server, samples, **options):
@@ -57,6 +58,11 @@ def test_a_response_cannot_close_the_marks_around_it(server):
     ("text", "words"),
     [
         (completion("I like it."), "the judge gave no score; its answer ends in 'I like it.'"),
+        (
+            completion("At first Score: 9, but", "length"),
+            "cut off after 1024 tokens; raise max_tokens; it ends in 'At first Score: 9, but'",
+        ),
+        (completion(None, "length"), "cut off after 1024 tokens"),
         (completion("Score: 11"), "the judge gave 11; wanted 0 to 10"),
         (completion(None), "wanted a chat completion"),
         ('{"error": "no such model"}', "wanted a chat completion"),

@@ -84,7 +84,10 @@ def _serve(section: KernelsSection, host: str, port: int) -> int:
         await asyncio.wait([task, asyncio.create_task(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
         if ready.is_set():
             print(f"slime kernels: POST http://{host}:{port}/eval", flush=True)
-        await task
+        try:
+            await task
+        finally:
+            judge.close()
 
     try:
         asyncio.run(until_interrupted())

@@ -12,9 +12,13 @@ from slime_core.plugins.registry import Registry
 
 from slime_kernels.section import KernelsSection, TurnsSection
 from slime_kernels.timing.gpus import devices_for
+from slime_kernels.timing.measure import MODULE_S
 
-#: Processes of an evaluation where no GPU is, one after the other: facts of the problem, compiling, inputs, trials, the module's answers, cost.
+#: Processes of an evaluation with the deadline of `kernels.eval_timeout_s`, one after the other: facts of the problem, compiling, inputs,
+#: trials, the module's answers, and the cost, or the time on a GPU.
 N_PROCESSES = 6
+#: Those that a GPU adds, with the deadline `MODULE_S`: times of the module, as it is and by torch.compile, and its answers at full size.
+N_OF_MODULE = 3
 
 
 @hookimpl
@@ -26,20 +30,50 @@ def slime_config_sections() -> Iterable[Section]:
 @hookimpl
 def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Problem]:
     """Refuse to launch kernels on a GPU where there is none, and a deadline of the reward `kernels` that is shorter than evaluations."""
-    section = settings.section(KernelsSection)
-    needed, given = N_PROCESSES * section.eval_timeout_s, settings.reward.reward_timeout_s
-    if given < needed and _is_rewarded(settings, registry):
+    section, given = settings.section(KernelsSection), settings.reward.reward_timeout_s
+    rewarded, is_here = _is_rewarded(settings, registry), section.service is None
+    on_gpu = False
+    # Drivers are asked by a process, which takes seconds: only where the answer matters.
+    if is_here and (section.device == "cuda" or (rewarded and given < _needed(section, on_gpu=True)[0])):
+        try:
+            on_gpu = devices_for(section.device) is not None
+        except ConfigError as error:
+            yield from error.problems
+    if rewarded:
+        yield from check_deadline(given, section, on_gpu=on_gpu)
+
+
+def check_deadline(given: float, section: KernelsSection, *, on_gpu: bool) -> Iterable[Problem]:
+    """Yield what is wrong with a deadline of the reward `kernels`.
+
+    Args:
+        given: `reward_timeout_s`.
+        section: how candidates are evaluated.
+        on_gpu: whether they are launched and timed on GPUs.
+    """
+    needed, why = _needed(section, on_gpu=on_gpu)
+    if given < needed:
         yield Problem(
             "reward.reward_timeout_s",
             f"{given:g} with kernels.eval_timeout_s = {section.eval_timeout_s:g}",
-            f"{needed:g} or more: an evaluation has {N_PROCESSES} processes, each with that deadline",
+            f"{needed:g} or more: {why}",
             f"give --reward-timeout-s {needed:g}, or a smaller --kernels-eval-timeout-s",
         )
-    if section.device == "cuda" and section.service is None:
-        try:
-            devices_for(section.device)
-        except ConfigError as error:
-            yield from error.problems
+
+
+def _needed(section: KernelsSection, *, on_gpu: bool) -> tuple[float, str]:
+    """Return the least deadline that an evaluation can keep, seconds, and what it consists of.
+
+    On a GPU an evaluation also waits until the others have timed there, each of which may be the first of its problem.
+    """
+    each, needed = section.eval_timeout_s, N_PROCESSES * section.eval_timeout_s
+    if not on_gpu:
+        return needed, f"an evaluation has {N_PROCESSES} processes, each with that deadline"
+    alone, most = each + N_OF_MODULE * MODULE_S, section.concurrency
+    return needed + N_OF_MODULE * MODULE_S + (most - 1) * alone, (
+        f"an evaluation on a GPU has {N_PROCESSES} processes with that deadline and {N_OF_MODULE} of {MODULE_S:g} s that run the module, and "
+        f"waits while others of kernels.concurrency = {most} have the GPU, each for {alone:g} s"
+    )
 
 
 def _is_rewarded(settings: Settings, registry: Registry) -> bool:

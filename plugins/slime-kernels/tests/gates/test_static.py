@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import types
+from importlib import import_module
+
 import pytest
 from slime_kernels.gates.findings import Finding
 from slime_kernels.gates.portable import portable
@@ -71,10 +74,65 @@ def test_the_honest_lookalikes_pass():
         ("[0 for self in [x] for self.detach in [x]]", "forbidden"),
         ("del (self.a, x.b)", "forbidden"),
         ("self.a = x", None),
+        ("return tl.math.core", "forbidden"),
+        ("return tl.standard.jit", "forbidden"),
+        ("return tl.extra.cuda.libdevice.core", "forbidden"),
+        ("return tl.load.get_capture_scope", "forbidden"),
+        ("return tl.math.exp(tl.standard.cdiv(1, 2)) + tl.float32.primitive_bitwidth", None),
+        ("return tl.exponential(x)", "name"),
+        ("return relu_kernel.get_capture_scope()", "forbidden"),
+        ("return x.obj.core", "forbidden"),
+        ("return x.eval().type(torch.float16).chunk(2)[0].trace()", None),
+        ("return torch.cuda.device.device", "forbidden"),
     ],
 )
 def test_a_line_breaks_the_rule(line, rule):
     assert rules(line) == set() if rule is None else rule in rules(line)
+
+
+WAYS = """exec_by_the_builtins_of_a_module_of_triton importlib_of_functional_in_a_constructor
+modules_of_torch_by_functional_in_a_constructor module_of_an_error_about_it import_in_the_body_of_a_class
+import_that_is_assigned_to_in_its_function module_read_in_a_class_that_binds_its_name_later names_of_the_module_of_a_kernel
+code_in_the_name_of_a_type core_of_libdevice"""
+
+
+@pytest.mark.parametrize("name", WAYS.split())
+def test_a_way_to_what_modules_hold_is_refused(name):
+    assert findings(candidates("cheats")[name][1]) != []
+
+
+IN_CONSTRUCTOR = GOOD.format("return x") + "    def __init__(self):\n        self.held = {}\n"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.autograd", "torch.cuda"),
+        *("triton", "triton.language", "triton.language.math", "triton.language.random"),
+        *(
+            "triton.language.standard",
+            "triton.language.extra.libdevice",
+            "triton.language.extra.cuda.libdevice",
+        ),
+    ],
+)
+def test_no_module_is_reached_by_a_name_of_another(module):
+    names = [name for name, one in vars(import_module(module)).items() if isinstance(one, types.ModuleType)]
+    passed = [name for name in names if not findings(IN_CONSTRUCTOR.format(f"{module}.{name}"))]
+    assert passed == []
+
+
+def test_all_that_triton_says_kernels_may_use_passes_but_modules_and_code_of_other_languages():
+    from triton import language
+
+    refused = {name for name in language.__all__ if findings(GOOD.format(f"return tl.{name}"))}
+    assert refused == {"extra", "inline_asm_elementwise", "math", "target_info"}
+
+
+def test_a_name_that_triton_lacks_is_a_mistake_and_no_cheat():
+    assert [str(one) for one in findings(GOOD.format("return tl.tanh(x)"))] == [
+        "name: line 17: uses triton.language.tanh, which is no function or type that kernels may use"
+    ]
 
 
 def test_what_a_nested_function_binds_is_a_module_around_it():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from slime_kernels.judge.compare import difference
+from slime_kernels.judge.compare import difference, same_at_places
 
 
 def tensor(dtype, shape, buffer=0):
@@ -99,3 +99,55 @@ def test_whole_numbers_are_compared_exactly():
 def test_what_is_of_another_form_differs(found, said):
     content = np.zeros(2, np.float32).tobytes()
     assert said in str(difference(found, tensor("float32", [2]), [content], [content]))
+
+
+def at_places(ours, theirs, dtype="float32"):
+    forms = ({"shape": [9999], "dtype": f"torch.{dtype}", "numbers": list(each)} for each in (ours, theirs))
+    return same_at_places(*([form] for form in forms))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "dtype", "same"),
+    [
+        # 1e-4, and what sums of 2^20 numbers need, 2.1e-4, beside 1e-5
+        ([1.0 + 3.1e-4], [1.0], "float32", True),
+        ([1.0 + 3.3e-4], [1.0], "float32", False),
+        # of the median, where a number is smaller
+        ([3.1e-4, 1.0, 1.0], [0.0, 1.0, 1.0], "float32", True),
+        ([3.3e-4, 1.0, 1.0], [0.0, 1.0, 1.0], "float32", False),
+        ([1.009], [1.0], "float16", True),
+        ([1.012], [1.0], "float16", False),
+        ([1.0 + 2e-6], [1.0], "float64", False),
+        ([3.0], [3.0], "int64", True),
+        ([1001.0], [1000.0], "int64", False),
+        ([np.nan, np.inf], [np.nan, np.inf], "float32", True),
+        ([1.0], [np.nan], "float32", False),
+    ],
+)
+def test_numbers_at_full_size_have_the_tolerance_of_trials_and_what_longer_sums_need(
+    ours, theirs, dtype, same
+):
+    assert (at_places(ours, theirs, dtype) is None) == same
+
+
+def tf32(numbers):
+    """Float32 with a mantissa of 10 bits, as tensor cores take them."""
+    return ((numbers.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+def test_a_large_matrix_product_by_tf32_or_float16_is_refused_and_in_another_order_it_is_not():
+    drawn = np.random.default_rng(0)
+    a, b = (drawn.standard_normal(shape, np.float32) for shape in ((16, 4096), (4096, 16)))
+    wanted, one_by_one = (a @ b).ravel(), np.zeros((16, 16), np.float32)
+    for k in range(4096):
+        one_by_one += np.outer(a[:, k], b[k])
+    assert at_places(one_by_one.ravel(), wanted) is None
+    for rounded in (tf32, lambda one: one.astype(np.float16).astype(np.float32)):
+        found = (rounded(a) @ rounded(b)).ravel()
+        assert "of 256 numbers are not those of Model" in str(at_places(found, wanted))
+
+
+def test_a_sum_of_a_million_numbers_one_after_the_other_is_the_same():
+    numbers = np.random.default_rng(0).standard_normal((8, 1 << 20), np.float32)
+    in_order = np.cumsum(numbers, axis=1, dtype=np.float32)[:, -1]
+    assert at_places(in_order, numbers.sum(axis=1, dtype=np.float64)) is None

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from slime_kernels.judge.cost_model import candidate_us, eager_us, least_us
+from slime_kernels.judge.cost_model import candidate_us, eager_us, kernels_of, least_us
 from slime_kernels.sandbox.eager_cost import EagerCost, OneAttention
 from slime_kernels.sandbox.launch_memory import LaunchMemory
 
@@ -32,11 +32,11 @@ def launch(**changes):
 
 def kernel(registers=32, spilled=0, shared=0, warps=4):
     target = {"registers": registers, "spilled_bytes": spilled, "shared_bytes": shared}
-    return {"k": {"warps": warps, "targets": {"sm_80": target, "sm_90": target, "gfx942": target}}}
+    return {"name": "k", "warps": warps, "targets": {"sm_80": target, "sm_90": target, "gfx942": target}}
 
 
 def cost(launches, kernels=None, target="sm_90"):
-    return candidate_us(launches, kernels or kernel(), target)[0]
+    return candidate_us(launches, [kernels or kernel()] * len(launches), target)[0]
 
 
 def test_a_copy_by_hand():
@@ -112,6 +112,16 @@ def test_a_sample_of_programs_stands_for_all():
     part = launch(run=4, loaded=32 * MB // 1024, stored=32 * MB // 1024)
     part["touched"] = [[32 * MB, 32 * MB // 1024]] * 2
     assert cost([part]) == pytest.approx(cost([launch()]))
+
+
+def test_a_launch_costs_what_its_own_specialisation_does_by_hand():
+    spills, plain = kernel(spilled=4096), kernel()
+    # each thread of 4096 programs of 4 warps writes and reads 4096 bytes, beside 64 MiB, through a cache of 8 TB/s
+    wanted = 2 * 2.5 + 64 * MB / 3.35e6 + (64 * MB + 2 * 4096 * 4 * 32 * 4096) / 8e6
+    launches = [launch(), launch()]
+    assert candidate_us(launches, kernels_of(launches, [spills, plain]), "sm_90")[0] == pytest.approx(wanted)
+    assert kernels_of([launch()] * 3, [spills, plain]) == [plain] * 3  # of other numbers, by name
+    assert kernels_of([launch(name="other")], [spills, plain]) == [None]
 
 
 def test_what_is_updated_in_place_moves_twice():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from slime_kernels.judge.asking import Ended
@@ -252,6 +256,49 @@ def test_a_speedup_by_hand(measuring):
         compiled.timing(found, record, 40)
     record["compile"] = {"median_us": 60.0, "noise": 0.02}
     assert compiled.timing(found, record, 40).speedup == 3.0
+
+
+class Looking:
+    """Answers jobs and questions for times of a module, and notes who has the device meanwhile."""
+
+    def __init__(self, gpu):
+        self.use = Path(
+            tempfile.gettempdir(), f"slime-gpu-locks-{os.getuid()}", f"{gpu.name}-{gpu.visible}.use"
+        )
+        self.seen = []
+
+    def note(self, what):
+        with self.use.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.seen.append((what, "taken"))
+            else:
+                self.seen.append((what, "free"))
+
+    def get(self, gpu, code, make):
+        self.note("times of the module")
+        return make()
+
+    def trusted(self, job, header, *, gpu, limits):
+        self.note(job)
+        return CandidateAnswer(ending="exit", header={"measured": {"median_us": 100.0, "noise": 0.02}})
+
+    def untrusted(self, kind, job, header, buffers, gate, *, gpu):
+        self.note(job)
+        return {"error": {"kind": "ValueError", "text": "no"}}, []
+
+
+def test_times_of_a_module_are_waited_for_without_a_device_and_measured_alone_on_it(measuring):
+    """Where several devices have one name, another one may be measuring them, for minutes."""
+    gpu = replace(CPU, name=f"looked-at-{os.getpid()}", visible="0")
+    with gpu.used(alone=False):
+        looking = Looking(gpu)
+    trials = measuring(gpu)._device_trials
+    trials.asking = trials.baselines = looking
+    with pytest.raises(Ended, match="not timed: ValueError: no"):
+        OnGpu(trials, gpu).time(PROBLEM, KERNEL, {"least_bytes": 1})
+    assert looking.seen == [("times of the module", "free"), ("time-problem", "taken"), ("time", "taken")]
 
 
 class NoCompiler:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from slime_core.errors import RewardError
 from slime_kernels.judge.asking import Asking, Ended
-from slime_kernels.judge.evaluator import Evaluator
+from slime_kernels.judge.evaluator import Evaluator, Options
 from slime_kernels.judge.judging import KernelJudge, judged
 from slime_kernels.sandbox.fork_server import CandidateAnswer
 from slime_rm.code.sandbox.running import Limits
@@ -43,6 +43,7 @@ def test_a_right_kernel_passes_all_gates(evaluator):
     [
         ("def f(:", "compile_error", "static", "syntax: line 1"),
         ("import os", "rejected", "static", "imports os"),
+        (new_model("return tl.tanh(x)"), "compile_error", "static", "uses triton.language.tanh"),
         (new_model("raise SystemExit(0)"), "runtime_error", "compiles", "ended before it answered"),
         (new_model("launch(x, x.gone)\n"), "runtime_error", "compiles", "AttributeError"),
         (
@@ -95,6 +96,74 @@ def test_a_problems_own_module_is_asked_once_more_where_it_fails(failures, asked
     assert jobs == ["facts"] * asked
 
 
+class Answering:
+    """A server whose jobs answer what they are told to: a candidate that launches one kernel twice, in two specialisations."""
+
+    def __init__(self, spilled_bytes):
+        about = {"registers": 32, "shared_bytes": 0}
+        kernels = [
+            {"name": "k", "warps": 4, "targets": {"sm_90": about | {"spilled_bytes": spilled}}}
+            for spilled in spilled_bytes
+        ]
+        empty, nothing = {"list": []}, {"value": None}
+        seen = {"delegated": [], "answer": nothing, "mutated": False, "outputs": []}
+        launch = {
+            "name": "k",
+            "programs": 4096,
+            "run": 4,
+            "flops": 0,
+            "products": 0,
+            "loaded": 0,
+            "stored": 0,
+        }
+        whole = {"delegated": [], "launches": [launch | {"touched": []}] * 2}
+        self.answers = {
+            "facts": {"shapes": [{}], "scalable": False, "inputs": empty, "given": empty}
+            | {"eager": [], "least_bytes": 1},
+            "compile": {"kernels": kernels, "launches": [{"kernel": 0}, {"kernel": 1}]},
+            "inputs": {"trials": [{"inputs": empty, "given": empty}] * 2},
+            "interpret": {"trials": [seen] * 2},
+            "answer": {"answers": [nothing] * 2},
+            "sample": {"trials": [whole]},
+        }
+
+    def call(self, kind, job, header, buffers, *, limits, gpu=None, **_):
+        job = "sample" if "sampled_programs" in header else job
+        return CandidateAnswer(ending="exit", header=self.answers[job])
+
+
+def test_each_launch_costs_what_its_own_specialisation_does(evaluator):
+    settings = replace(evaluator.settings, options=Options(n_trials=2))
+    verdict = Evaluator(settings, Answering([4096, 0])).evaluate(PROBLEM, KERNEL)
+    # a launch takes 2.5 us; what 4096 programs of 128 threads spill is written and read through a cache of 8 TB/s
+    spilled_us = 2 * 4096 * 128 * 4096 / 8e6
+    assert [part["us"] for part in verdict.timing.parts["launches"]] == pytest.approx([2.5 + spilled_us, 2.5])
+    assert [one["targets"]["sm_90"]["spilled_bytes"] for one in verdict.kernels] == [4096, 0]
+
+
+LARGE = replace(
+    PROBLEM,
+    code=PROBLEM.code.replace("rows = 512", "rows = 32768").replace("columns = 1000", "columns = 12288"),
+)
+
+
+def test_a_problem_larger_than_the_memory_of_a_process_is_compiled_and_estimated_nevertheless(evaluator):
+    """Inputs and answer of 1.5 GiB each, of which nothing is used but what some programs of a launch touch."""
+    small = replace(evaluator.settings, memory_bytes=1 << 30, options=Options(n_trials=2))
+    verdict = Evaluator(small, evaluator._asking._server).evaluate(LARGE, KERNEL)
+    assert (verdict.status, verdict.gate, verdict.message) == ("correct", "fast", "")
+    # 3 GiB at 3.35 TB/s, and the launch
+    assert verdict.timing.runtime_us == pytest.approx(2.5 + 3 * 2**30 / 3.35e6, rel=0.01)
+
+
+def test_a_problem_that_this_machine_has_no_memory_for_is_no_fault_of_a_candidate(evaluator):
+    answering = Answering([0, 0])
+    answering.answers["compile"] = {"error": {"kind": "InputsError", "text": "no memory for the inputs"}}
+    verdict = Evaluator(evaluator.settings, answering).evaluate(PROBLEM, KERNEL)
+    assert (verdict.status, verdict.gate, verdict.compiled) == ("server_error", "problem", False)
+    assert verdict.message == "no memory for the inputs"
+
+
 def test_an_unknown_backend_is_a_status(evaluator):
     verdict = evaluator.evaluate(PROBLEM, KERNEL, backend="cuda")
     assert (verdict.status, verdict.reward) == ("rejected", 0.0)
@@ -112,6 +181,10 @@ def test_a_cheat_that_only_running_shows_is_caught(evaluator, name):
     [
         ("method_put_back_while_the_answer_is_read", "changed Tensor.detach"),
         ("method_of_the_answer_itself", "changed detach of a tensor"),
+        (
+            "exec_by_the_builtins_of_a_module_of_triton",
+            "changed slime_kernels.sandbox.watch.Watch.outputs",
+        ),
     ],
 )
 def test_what_would_answer_in_the_place_of_torch_is_seen_before_it_is_asked(

@@ -42,6 +42,20 @@ def test_a_cheat_is_caught(on_gpu, name):
     assert not on_gpu.evaluate(*candidates("cheats")[name]).correct
 
 
+def test_a_product_that_is_rounded_to_tf32_at_full_size_alone_is_caught(on_gpu):
+    """Its trials are smaller than the 256 x 320 x 192 products of the problem."""
+    problem, kernel, _ = written()["matmul"]
+    precise, before = 'input_precision="ieee"', "BK: tl.constexpr)"
+    assert precise in kernel and before in kernel
+    source = kernel.replace(precise, "input_precision=P").replace(
+        before, "BK: tl.constexpr, P: tl.constexpr)"
+    )
+    source = source.replace("BK=16)", 'BK=16, P="ieee" if M * N * K < 10**7 else "tf32")')
+    verdict = on_gpu.evaluate(problem, source)
+    assert (verdict.status, verdict.gate) == ("rejected", "honest"), verdict.message
+    assert "does other things at full size than in the trials" in verdict.message
+
+
 def test_no_two_calls_at_full_size_have_the_same_inputs(on_gpu):
     problem, _, _ = written()["relu"]
     verdict = on_gpu.evaluate(problem, FAILS_WHERE_INPUTS_COME_AGAIN)

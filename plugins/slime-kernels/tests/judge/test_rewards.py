@@ -6,6 +6,7 @@ import pytest
 from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
+from slime_kernels.hooks import check_deadline
 from slime_kernels.rewards import KernelsReward
 from slime_kernels.section import KernelsSection
 
@@ -26,7 +27,8 @@ def test_as_many_are_scored_at_once_as_are_evaluated_so_that_none_waits_within_i
         (("--rm-type", "math"), None),
     ],
 )
-def test_a_deadline_that_is_shorter_than_an_evaluation_is_refused(tmp_path, flags, found):
+def test_a_deadline_that_is_shorter_than_an_evaluation_is_refused(monkeypatch, tmp_path, flags, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     registry, recipe = Registry.from_environment(), tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
     problems = check_settings(load_settings([str(recipe)], flags, registry=registry), registry)
@@ -34,3 +36,17 @@ def test_a_deadline_that_is_shorter_than_an_evaluation_is_refused(tmp_path, flag
     assert [one.found for one in told] == ([] if found is None else [found])
     for one in told:
         assert "--reward-timeout-s 360, or a smaller --kernels-eval-timeout-s" in str(one)
+
+
+def test_a_deadline_on_a_gpu_has_room_for_its_jobs_and_for_the_others_that_time_there():
+    # 6 x 60 s, 3 x 300 s of the module, and the one other, which has the GPU for 60 + 900 s
+    section = KernelsSection(concurrency=2)
+    assert list(check_deadline(2220, section, on_gpu=True)) == []
+    (one,) = check_deadline(2219, section, on_gpu=True)
+    assert (
+        "2220 or more: an evaluation on a GPU has 6 processes with that deadline and 3 of 300 s" in one.wanted
+    )
+    assert one.wanted.endswith("waits while others of kernels.concurrency = 2 have the GPU, each for 960 s")
+    (alone,) = check_deadline(0, KernelsSection(concurrency=1, eval_timeout_s=10), on_gpu=True)
+    assert alone.wanted.startswith("960 or more")
+    assert list(check_deadline(360, section, on_gpu=False)) == []

@@ -55,7 +55,7 @@ REFUSED = (
     "open('/proc/sysrq-trigger', 'w').write('h')",
     "open('/proc/1/comm', 'w').write('x')",
     "open('/proc/1/maps').read()",
-    "open('/proc/self/oom_score_adj', 'w').write('-1000')",
+    "os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-1000')",
     "os.chmod('/proc/sys', 0o777)",
 )
 

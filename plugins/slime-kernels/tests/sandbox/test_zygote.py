@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ try:
 except OSError as error:
     files["/sys/written"] = type(error).__name__
 limit = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-raise ValueError(json.dumps([files, os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("TRITON_LIBCUDA_PATH"), limit]))
+raise ValueError(json.dumps([files, os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("TRITON_LIBCUDA_PATH"), os.environ.get("CUDA_DEVICE_ORDER"), limit]))
 """
 
 
@@ -124,15 +125,51 @@ def look(fork_server, gpu, file):
 
 
 def test_a_process_with_a_gpu_sees_its_devices_and_has_no_limit_of_addresses(fork_server, file):
-    gpu = FakeGpu(name="a GPU", bytes_per_us=1.0, cache_bytes=1, visible="GPU-7", library="/usr/lib/driver")
-    files, visible, library, unlimited = look(fork_server, gpu, file)
+    gpu = FakeGpu(
+        name="a GPU",
+        bytes_per_us=1.0,
+        cache_bytes=1,
+        visible="GPU-7",
+        library="/usr/lib/driver",
+        order="PCI_BUS_ID",
+    )
+    files, visible, library, order, unlimited = look(fork_server, gpu, file)
     assert files["/dev/zero"] and files["/sys/devices"] and files["/proc/cpuinfo"]
     assert not files[file] and not files["/etc/passwd"]
     assert files["/sys/written"] in ("OSError", "PermissionError")
-    assert (visible, library, unlimited) == ("GPU-7", "/usr/lib/driver", True)
+    assert (visible, library, order, unlimited) == ("GPU-7", "/usr/lib/driver", "PCI_BUS_ID", True)
 
 
 def test_a_process_without_one_sees_none_of_that(fork_server, file):
-    files, visible, library, unlimited = look(fork_server, None, file)
+    files, visible, library, order, unlimited = look(fork_server, None, file)
     assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", file))
-    assert (visible, library, unlimited) == ("", None, False)
+    assert (visible, library, order, unlimited) == ("", None, None, False)
+
+
+EATS = """
+kept = []
+while True:
+    kept.append(bytearray(b"x") * (1 << 20))
+    print(len(kept), flush=True)
+"""
+
+
+WITH_GPU = FakeGpu(name="a GPU", bytes_per_us=1.0, cache_bytes=1)
+
+
+@pytest.mark.parametrize("given", [{"gpu": WITH_GPU}, {"reserves": True}], ids=["gpu", "reserves"])
+def test_a_job_without_a_limit_of_addresses_is_ended_for_the_memory_that_it_uses(fork_server, given):
+    header, limits = {"code": EATS, "shapes": [{"n": 1}]}, EvaluatorSettings().limits
+    limits = replace(limits, memory_bytes=2 << 30)
+    answer = fork_server.call("compile", "facts", header, limits=limits, **given)
+    assert answer.ending == "memory"
+    assert 1024 < int(answer.log.split()[-1]) <= 1.2 * 2048
+
+
+def test_a_job_that_reserves_sees_no_device(fork_server, file):
+    header = {"code": LOOK.replace("FILE", file), "shapes": [{"n": 1}]}
+    limits = EvaluatorSettings().limits
+    answer = fork_server.call("compile", "facts", header, limits=limits, reserves=True)
+    files, visible, *_, unlimited = json.loads(answer.header["error"]["text"])
+    assert (visible, unlimited) == ("", True)
+    assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", file))

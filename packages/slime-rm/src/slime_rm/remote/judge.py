@@ -57,7 +57,8 @@ class Judge:
 
     The response stands between marks that it cannot know, so it cannot pretend to end and go on as an instruction.
     Special tokens at its end are left out.
-    The score is scaled to 0.0 .. 1.0; one outside of `low` .. `high`, or none, is an error, never a 0.
+    The score is scaled to 0.0 .. 1.0; one outside of `low` .. `high`, or none, is an error, never a 0. So is an answer that was cut off:
+    a number in it may be one that the judge only considered.
 
     Args:
         settings: the server, what it is asked, and how its answer is read.
@@ -93,10 +94,10 @@ class Judge:
         """Return the judge's score.
 
         Raises:
-            RewardError: the server is down or refuses, or the judge gave no score or one out of range.
+            RewardError: the server is down or refuses, or the judge gave no score or one out of range, or was cut off.
         """
         messages = [{"role": "user", "content": self._question(sample)}]
-        answer = _content(await self._client.post(self._request | {"messages": messages}))
+        answer = self._content(await self._client.post(self._request | {"messages": messages}))
         found = self._pattern.findall(answer)
         if not found:
             raise RewardError(f"the judge gave no score; its answer ends in {answer[-200:]!r}")
@@ -108,6 +109,20 @@ class Judge:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+    def _content(self, reply: Any) -> str:
+        try:
+            choice = reply["choices"][0]
+            content, cut_off = choice["message"]["content"], choice.get("finish_reason") == "length"
+        except (KeyError, IndexError, TypeError, AttributeError):
+            content, cut_off = None, False
+        if cut_off:
+            raise RewardError(
+                f"the judge's answer was cut off after {self._settings.max_tokens} tokens; raise max_tokens; it ends in {str(content)[-200:]!r}"
+            )
+        if not isinstance(content, str):
+            raise RewardError(f"the judge's server answered {str(reply)[:200]!r}; wanted a chat completion")
+        return content
 
     def _question(self, sample: Sample) -> str:
         prompt = sample.prompt if isinstance(sample.prompt, str) else _transcript(sample.prompt)
@@ -126,16 +141,6 @@ class Judge:
 
 def _transcript(messages: list[dict[str, Any]]) -> str:
     return "\n\n".join(f"{message.get('role', '?')}: {message.get('content', '')}" for message in messages)
-
-
-def _content(reply: Any) -> str:
-    try:
-        content = reply["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        content = None
-    if not isinstance(content, str):
-        raise RewardError(f"the judge's server answered {str(reply)[:200]!r}; wanted a chat completion")
-    return content
 
 
 def _template_problems(settings: JudgeSettings) -> list[Problem]:

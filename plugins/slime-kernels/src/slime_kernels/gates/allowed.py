@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 _TYPING = frozenset(
     [
         "Any",
@@ -53,33 +55,38 @@ TRITON = frozenset(
 )
 #: Modules of functions on numbers that Triton takes from the makers of GPUs.
 LIBDEVICE = ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice")
+#: Modules of triton.language by which names of it may be named as well: `tl.math.exp`.
+LANGUAGE_MODULES = ("triton.language.math", "triton.language.random", "triton.language.standard")
 #: What is a module, and so holds more than it was made for: its names may be used, and never it itself as a value.
 VALUELESS = frozenset(
     [
         *MODULES,
         *LIBDEVICE,
         *("torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.autograd", "torch.cuda"),
-        *(
-            "triton",
-            "triton.language",
-            "triton.language.math",
-            "triton.language.random",
-            "triton.language.standard",
-        ),
+        *("triton", "triton.language", *LANGUAGE_MODULES),
     ]
 )
-#: Names of triton.language that are refused: code of other languages, and the inside of the compiler.
+_TYPES = """PropagateNan float16 float32 float64 bfloat16 float8e4b15 float8e4nv float8e4b8 float8e5 float8e5b16 int1 int8 int16
+int32 int64 uint8 uint16 uint32 uint64 void pi32_t"""
+_IN_LANGUAGE = """TRITON_MAX_TENSOR_NUMEL abs add advance arange argmax argmin associative_scan assume atomic_add atomic_and atomic_cas
+atomic_max atomic_min atomic_or atomic_xchg atomic_xor bitonic_merge block_type broadcast broadcast_to cast cat cdiv ceil clamp
+condition const constexpr constexpr_type cos cumprod cumsum debug_barrier device_assert device_print div_rn dot dot_scaled dtype erf
+exp exp2 expand_dims expect_zero fdiv flip floor fma full gather histogram interleave join load load_tensor_descriptor log log2
+make_block_ptr make_tensor_descriptor map_elementwise max max_constancy max_contiguous maximum min minimum mul multiple_of
+num_programs pair_uniform_to_normal permute philox philox_impl pointer_type program_id rand rand4x randint randint4x randn randn4x
+range ravel reduce reduce_or reshape rsqrt sigmoid sin slice softmax sort split sqrt sqrt_rn squeeze static_assert static_print
+static_range store store_tensor_descriptor sub sum swizzle2d tensor tensor_descriptor tensor_descriptor_type to_tensor topk trans
+tuple tuple_type uint_to_uniform_float umulhi unsqueeze view where xor_sum zeros zeros_like"""
+#: Types of triton.language, and what else of it has attributes that kernels read: `tl.float32.primitive_bitwidth`.
+LANGUAGE_TYPES = frozenset(_TYPES.split())
+#: Names of triton.language that kernels may use, of the versions from 3.2 to 3.8: neither modules, nor the inside of the compiler, nor code
+#: of other languages.
+LANGUAGE = LANGUAGE_TYPES | frozenset(_IN_LANGUAGE.split())
+#: Names of triton.language that are refused, and said so; all that are in neither list are said to be none that a kernel may use.
 NOT_IN_LANGUAGE = frozenset(
     [
-        "inline_asm_elementwise",
-        "core",
-        "semantic",
-        "extra",
-        "math_impl",
-        "dispatch",
-        "target_info",
-        "builtin",
-        "tensor_descriptor_base",
+        *("inline_asm_elementwise", "core", "semantic", "extra", "tl", "jit", "wraps"),
+        *("target_info", "builtin", "tensor_descriptor_base", "str_to_ty", "math_impl", "dispatch"),
     ]
 )
 #: Builtins that reach what a candidate has no business with.
@@ -152,7 +159,11 @@ TORCH_REFUSED = frozenset(
         "profiler",
     ]
 )
-#: Attributes of any object by which code, other memory or other launches would be reached.
+#: Names of modules, as far as no tensor, text, list or dictionary has a method of that name. Modules hold modules, and so lead to all others.
+_NAMES_OF_MODULES = (sys.stdlib_module_names - {"chunk", "copy", "select", "trace"}) | frozenset(
+    ["core", "driver", "hub", "interpreter", "knobs", "libdevice", "runtime", "semantic", "target_info", "tl"]
+)
+#: Attributes of any object by which code, modules, other memory or other launches would be reached.
 ATTRIBUTES_REFUSED = frozenset(
     [
         *(
@@ -190,6 +201,10 @@ ATTRIBUTES_REFUSED = frozenset(
             "func_globals",
         ),
         *("mro", "fget", "fset", "fdel"),
+        # Of errors, what lacked an attribute; of kernels, the names of their module, and the compiler; of interpreted numbers, NumPy's.
+        *("obj", "get_capture_scope", "used_global_vals", "device_caches", "rewriter", "str_to_ty", "handle"),
+        *("import_module", *_NAMES_OF_MODULES),
+        *(BUILTINS - {"eval", "type", "input"}),  # which modules, tensors and functions of autograd have
     ]
 )
 #: Methods of modules that keep what they are given; all others of such names call it, in whatever the evaluator does later.

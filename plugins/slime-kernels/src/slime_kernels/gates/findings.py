@@ -11,7 +11,7 @@ class Finding:
     """A reason to refuse a candidate."""
 
     rule: str
-    """Which rule: `syntax`, `structure`, `import`, `forbidden`, `delegation`."""
+    """Which rule: `syntax`, `structure`, `import`, `name`, `forbidden`, `delegation`."""
     line: int
     text: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from slime_kernels.gates.allowed import LIBDEVICE, MODULES, NOT_IN_LANGUAGE, TRITON
+from slime_kernels.gates.allowed import LANGUAGE, LANGUAGE_MODULES, LIBDEVICE, MODULES, TRITON
 from slime_kernels.gates.findings import Finding, line_of, path_of
 
 _ROOTS = ("torch", "triton")
@@ -84,8 +84,10 @@ def _import_from(names: Names, node: ast.AST, module: str, alias: ast.alias) -> 
     allowed = module in MODULES and (known is None or alias.name in known) and not alias.name.startswith("_")
     if module.partition(".")[0] in _ROOTS:
         allowed = path in _IMPORTABLE or (module in _IMPORTABLE and not alias.name.startswith("_"))
-        if (module == "triton" and alias.name not in TRITON) or alias.name in NOT_IN_LANGUAGE:
-            allowed = False
+        if module == "triton":
+            allowed = alias.name in TRITON
+        elif module == "triton.language":
+            allowed = alias.name in LANGUAGE or path in (*LANGUAGE_MODULES, *LIBDEVICE)
     if not allowed:
         names.findings.append(Finding("import", line_of(node), f"imports {path}, which is not allowed"))
     _bind(names, node, alias.asname or alias.name, path)

@@ -19,16 +19,33 @@ _KEEP_OWNER = frozenset({"torch.no_grad", "torch.inference_mode", "functools.cac
 _OF_FUNCTION = frozenset({"forward", "backward", "setup_context"})
 
 
-def bound_in(function: ast.FunctionDef) -> set[str]:
-    """Return the names that a function assigns to in its own scope, and not in one within: there they are its own."""
-    found, left = set[str](), list[ast.AST](function.body)
+def bound_in(scope: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """Return the names that a function or the body of a class assigns to in its own scope, and not in one within: there they are its own."""
+    return {
+        node.id
+        for node in _within(scope)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del)
+    }
+
+
+def imported_in(scope: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """Return the names that are imports in a scope, whatever else is assigned to them."""
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for node in _within(scope)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _within(scope: ast.FunctionDef | ast.ClassDef) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope, and of none within."""
+    left = list[ast.AST](scope.body)
     while left:
         node = left.pop()
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-            found.add(node.id)
+        yield node
         if not isinstance(node, _SCOPES):
             left += ast.iter_child_nodes(node)
-    return found
 
 
 def parameters(function: ast.FunctionDef | ast.Lambda) -> set[str]:

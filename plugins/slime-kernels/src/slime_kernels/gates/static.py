@@ -15,6 +15,9 @@ from slime_kernels.gates.allowed import (
     BASES,
     BUILTINS,
     CLASSES,
+    LANGUAGE,
+    LANGUAGE_MODULES,
+    LANGUAGE_TYPES,
     LIBDEVICE,
     METHODS,
     MODULES,
@@ -35,6 +38,7 @@ from slime_kernels.gates.repetitions import without_repetitions
 from slime_kernels.gates.scopes import (
     RELIED_ON,
     bound_in,
+    imported_in,
     is_plain_format,
     methods_with_owner,
     owner_of,
@@ -149,9 +153,11 @@ class _Visitor(ast.NodeVisitor):
         for one in node.decorator_list:
             if self._names.path(one.func if isinstance(one, ast.Call) else one) != "dataclasses.dataclass":
                 self._find("forbidden", node, f"hands the class {node.name} to a decorator")
-        outer, self._around = self._around, node
+        was = self._around, self._locals
+        # What the body binds as well it reads, before that, from the module and not from a function around.
+        self._around, self._locals = node, self._locals - bound_in(node) - imported_in(node)
         self.generic_visit(node)
-        self._around = outer
+        self._around, self._locals = was
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if _is_special(node.name) and node.name not in METHODS:
@@ -161,7 +167,7 @@ class _Visitor(ast.NodeVisitor):
             self.visit(part)
         was = self._in_kernel, self._locals, self._owners, self._around
         self._in_kernel = self._in_kernel or node.name in self._names.kernels
-        self._locals = self._locals | bound_in(node)
+        self._locals = (self._locals | bound_in(node)) - imported_in(node)
         owner = owner_of(node, self._around, self._names)
         self._owners = self._owners - parameters(node) | ({owner} if owner else set())
         self._around = None
@@ -180,6 +186,18 @@ class _Visitor(ast.NodeVisitor):
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         if node.name:
             self._binds(node, node.name)
+        self.generic_visit(node)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self._imports(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self._imports(node)
+
+    def _imports(self, node: ast.Import | ast.ImportFrom) -> None:
+        """Check an import's place: in the body of a class it would be an attribute, and no name that is known for a module."""
+        if self._around is not None:
+            self._find("forbidden", node, f"imports in the body of the class {self._around.name}")
         self.generic_visit(node)
 
     def visit_alias(self, node: ast.alias) -> None:
@@ -295,14 +313,10 @@ class _Visitor(ast.NodeVisitor):
             self._find("forbidden", node, f"uses the class {path} as a value")
         elif root == "torch":
             self._torch(node, path, first, more)
+        elif root == "triton" and first == "language":
+            self._language(node, path)
         elif root == "triton":
-            if (
-                first not in TRITON
-                or (
-                    first == "language" and set(more.split(".")) & NOT_IN_LANGUAGE and not _is_libdevice(path)
-                )
-                or (first != "language" and more)
-            ):
+            if first not in TRITON or more:
                 self._find("forbidden", node, f"uses {path}")
         else:
             module, _, name = path.rpartition(".")
@@ -310,17 +324,28 @@ class _Visitor(ast.NodeVisitor):
             if module not in MODULES or (known is not None and name not in known):
                 self._find("forbidden", node, f"uses {path}")
 
+    def _language(self, node: ast.AST, path: str) -> None:
+        """Check a path into triton.language: a name of it, an attribute of a type, or a function of one of its modules of functions."""
+        module, _, name = path.rpartition(".")
+        if module in LIBDEVICE or module in {f"triton.language.{one}" for one in LANGUAGE_TYPES}:
+            if _is_refused(name):
+                self._find("forbidden", node, f"uses {path}")
+        elif module not in ("triton.language", *LANGUAGE_MODULES) or name in NOT_IN_LANGUAGE:
+            self._find("forbidden", node, f"uses {path}")
+        elif name not in LANGUAGE:
+            self._find("name", node, f"uses {path}, which is no function or type that kernels may use")
+
     def _torch(self, node: ast.AST, path: str, first: str, more: str) -> None:
         if self._in_kernel and first not in ("float32",):
             self._find("delegation", node, f"uses {path} in a kernel")
         elif first == "cuda":
-            if more.partition(".")[0] not in TORCH_CUDA:
+            if more not in TORCH_CUDA:
                 self._find("forbidden", node, f"uses {path}")
         elif first == "autograd":
             if more != "Function":
                 self._find("forbidden", node, f"uses {path}")
         elif first == "nn":
-            if not self._in_constructor and more.partition(".")[0] not in TORCH_NN:
+            if more not in TORCH_NN and not (self._in_constructor and _makes_weights(more)):
                 self._find("delegation", node, f"computes by {path}")
         elif first not in (TORCH_IN_CONSTRUCTOR if self._in_constructor else TORCH) or (
             more and first != "Size"
@@ -338,9 +363,12 @@ def _is_refused(name: str) -> bool:
     return name in ATTRIBUTES_REFUSED or (name.startswith("register_") and name not in REGISTERING)
 
 
-def _is_libdevice(path: str) -> bool:
-    """Return whether this is a function of one of the modules of functions on numbers."""
-    return path.rpartition(".")[0] in LIBDEVICE
+def _makes_weights(path: str) -> bool:
+    """Return whether a path below torch.nn is a class of modules, or a function that fills weights: what constructors may use."""
+    module, _, name = path.rpartition(".")
+    if module == "init":
+        return name.endswith("_") or name == "calculate_gain"
+    return not module and name[0].isupper()
 
 
 def _own_names(tree: ast.Module) -> set[str]:

@@ -64,16 +64,22 @@ class Asking:
         gate: str,
         *,
         gpu: KernelDevice | None = None,
+        reserves: bool = False,
     ) -> tuple[dict[str, Any], Sequence[bytes]]:
-        """Do a job on a candidate.
+        """Do a job on a candidate, which may be one that `reserves` more addresses than it has memory.
 
         Raises:
-            Ended: it did not answer, or not by itself.
+            Ended: it did not answer, or not by itself, or there is no memory for what it is to be given.
         """
-        answer = self._server.call(kind, job, header, buffers, limits=self._limits, gpu=gpu)
+        answer = self._server.call(
+            kind, job, header, buffers, limits=self._limits, gpu=gpu, reserves=reserves
+        )
         if answer.forged:
             raise Ended(EvalStatus.REJECTED, "honest", "wrote where only the evaluator writes")
         if answer.header is not None:
+            error = answer.header.get("error", {})
+            if error.get("kind") == "InputsError":  # of the problem: no candidate is to blame
+                raise Ended(EvalStatus.SERVER_ERROR, "problem", error["text"])
             return answer.header, answer.buffers
         if answer.ending == "time":
             raise Ended(EvalStatus.TIMEOUT, gate, f"not done within {self._limits.wall_s:g} s")

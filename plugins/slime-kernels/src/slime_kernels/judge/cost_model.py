@@ -70,17 +70,32 @@ _ENOUGH_WARPS = 16
 _PRODUCT_SHARE, _EAGER_US = 0.7, 2.0
 
 
+def kernels_of(
+    launches: Sequence[Mapping[str, Any]], compiled: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any] | None]:
+    """Return the compiled kernel of each launch: by order, as specialisations of a kernel share its name; by name where their numbers differ.
+
+    Args:
+        launches: as `Interpreted` takes them down.
+        compiled: of each launch that was compiled, its kernel, with `name`.
+    """
+    if len(launches) == len(compiled):
+        return list(compiled)
+    by_name = {kernel["name"]: kernel for kernel in compiled}
+    return [by_name.get(launch["name"]) for launch in launches]
+
+
 def candidate_us(
-    launches: Sequence[Mapping[str, Any]], kernels: Mapping[str, Mapping[str, Any]], target: str
+    launches: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any] | None], target: str
 ) -> tuple[float, list[dict[str, Any]]]:
     """Return the time of a candidate's launches, microseconds, and of each launch what it consists of.
 
     Args:
         launches: as `Interpreted` takes them down, of some of their programs.
-        kernels: name -> warps, and by target registers, shared and spilled bytes.
+        kernels: of each, its warps, and by target registers, shared and spilled bytes; None where it is not known.
         target: the device.
     """
-    parts = [_launch(one, kernels.get(one["name"]), target) for one in launches]
+    parts = [_launch(one, kernel, target) for one, kernel in zip(launches, kernels, strict=True)]
     return float(sum(part["us"] for part in parts)), parts
 
 

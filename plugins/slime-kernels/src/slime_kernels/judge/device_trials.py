@@ -18,13 +18,11 @@ from slime_kernels.judge.verdict import EvalStatus, Timing
 from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.timing.baselines import Baselines
 from slime_kernels.timing.gpus import Devices, KernelDevice
-from slime_kernels.timing.measure import TimingPlan
+from slime_kernels.timing.measure import MODULE_S, TimingPlan
 
 #: Kind of device -> the name under which records have its times.
 SOURCES = {"cuda": "cuda-events", "cpu": "cpu-clock"}
 Baseline = Literal["eager", "compile"]
-#: torch.compile takes minutes.
-_BASELINE_S = 300.0
 _COMPILER_BYTES = 8 << 30
 #: Characters of why torch.compile fails.
 _MOST_TOLD = 1000
@@ -142,8 +140,9 @@ class OnGpu:
             Ended: it answers otherwise there than the module does, fails, or does not answer.
         """
         trials = self.trials
+        # Before the device is taken: others of its name may be timing the same module, and nothing is to wait for them meanwhile.
+        record = trials.baselines.get(self.gpu, problem.code, lambda: self._baseline(problem))
         with self.gpu.used(alone=True):
-            record = trials.baselines.get(self.gpu, problem.code, lambda: self._baseline(problem))
             work = self._work(problem) | {"places": secrets.randbits(32)}
             header = work | {"code": code, "draws": secrets.randbits(32)}
             said, _ = trials.asking.untrusted(kind_of(self.gpu), "time", header, (), "fast", gpu=self.gpu)
@@ -220,10 +219,14 @@ class OnGpu:
         return self._header(1.0) | {"problem": problem.code, "plan": asdict(self.trials.plan)}
 
     def _long_limits(self) -> Limits:
-        return replace(self.trials.limits, wall_s=_BASELINE_S, cpu_s=int(_BASELINE_S))
+        return replace(self.trials.limits, wall_s=MODULE_S, cpu_s=int(MODULE_S))
 
     def _baseline(self, problem: KernelProblem) -> dict[str, Any]:
-        """Time PyTorch, and in a process of its own torch.compile, as that may end it."""
+        """Time PyTorch alone on the device, and in a process of its own torch.compile, as that may end it."""
+        with self.gpu.used(alone=True):
+            return self._timed(problem)
+
+    def _timed(self, problem: KernelProblem) -> dict[str, Any]:
         header, limits = self._work(problem) | {"draws": 0, "places": 0}, self._long_limits()
         asking, record = self.trials.asking, dict[str, Any]()
         said = asking.trusted("time-problem", header | {"compile": False}, gpu=self.gpu, limits=limits)

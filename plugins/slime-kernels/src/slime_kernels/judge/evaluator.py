@@ -15,7 +15,7 @@ from slime_kernels.gates.portable import portable
 from slime_kernels.gates.static import check, parse
 from slime_kernels.judge.asking import Asking, Ended
 from slime_kernels.judge.compare import difference
-from slime_kernels.judge.cost_model import SOURCE, candidate_us, eager_us, least_us
+from slime_kernels.judge.cost_model import SOURCE, candidate_us, eager_us, kernels_of, least_us
 from slime_kernels.judge.device_trials import Baseline, DeviceTrials, OnGpu
 from slime_kernels.judge.reward import RewardScale
 from slime_kernels.judge.trials import batches, trials_of, whole_trial
@@ -133,13 +133,14 @@ class Evaluator:
             own = ast.unparse(tree)  # before devices in it are the CPU
             code = portable(tree)
             on = None if self._device_trials is None else self._device_trials.take()
-            kernels += self._compile(code, facts)
+            launched = self._compile(code, facts)
+            kernels += {id(kernel): kernel for kernel in launched}.values()
             reached["compiled"] = True
             self._correct(problem, source, code if on is None else own, facts, options, on)
             reached["correct"] = True
             ended = Ended(EvalStatus.CORRECT, "correct", "")
             if options.measure:
-                timing = self._estimate(code, facts, kernels) if on is None else on.time(problem, own, facts)
+                timing = self._estimate(code, facts, launched) if on is None else on.time(problem, own, facts)
                 ended = Ended(
                     EvalStatus.CORRECT, "fast", timing.doubt and f"time not trusted: {timing.doubt}"
                 )
@@ -166,7 +167,9 @@ class Evaluator:
             raise Ended(EvalStatus.COMPILE_ERROR, "static", str(tree))
         if findings := self._static_gate(tree):
             told = "; ".join(map(str, findings[:_MOST_FINDINGS]))
-            raise Ended(EvalStatus.REJECTED, "static", told)
+            is_mistake = {one.rule for one in findings} == {"name"}  # which the compiler would tell, too
+            status = EvalStatus.COMPILE_ERROR if is_mistake else EvalStatus.REJECTED
+            raise Ended(status, "static", told)
         return tree
 
     def _facts_of(self, problem: KernelProblem) -> dict[str, Any]:
@@ -181,16 +184,16 @@ class Evaluator:
         return found
 
     def _compile(self, code: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the compiled kernel of each launch, in order."""
         header = {"code": code, "targets": list(self.settings.targets), "trial": whole_trial(facts)}
-        said, _ = self._asking.untrusted("compile", "compile", header, (), "compiles")
+        said, _ = self._asking.untrusted("compile", "compile", header, (), "compiles", reserves=True)
         if "error" in said:
             kind, text = said["error"]["kind"], said["error"]["text"]
             status = EvalStatus.COMPILE_ERROR if kind in _COMPILER_ERRORS else EvalStatus.RUNTIME_ERROR
             raise Ended(status, "compiles", f"{kind}: {text}")
         if not said["launches"]:
             raise Ended(EvalStatus.REJECTED, "honest", "launches no kernel")
-        used = sorted({launch["kernel"] for launch in said["launches"]})
-        return [said["kernels"][number] for number in used]
+        return [said["kernels"][launch["kernel"]] for launch in said["launches"]]
 
     def _correct(
         self,
@@ -234,21 +237,20 @@ class Evaluator:
                     )
                     raise Ended(EvalStatus.REJECTED, "honest", told)
 
-    def _estimate(self, code: str, facts: dict[str, Any], kernels: list[dict[str, Any]]) -> Timing:
+    def _estimate(self, code: str, facts: dict[str, Any], launched: list[dict[str, Any]]) -> Timing:
         """Estimate the time of a correct candidate at the problem's own size.
 
         Raises:
             Ended: it does other things there than in the trials; `compiled` and `correct` stand.
         """
         header = {"code": code, "trials": [whole_trial(facts)], "sampled_programs": _SAMPLED_PROGRAMS}
-        said, _ = self._asking.untrusted("interpret", "interpret", header, (), "fast")
+        said, _ = self._asking.untrusted("interpret", "interpret", header, (), "fast", reserves=True)
         if "error" in said:
             raise Ended(EvalStatus.CORRECT, "fast", f"not timed: {said['error']['text'][:300]}")
         seen, target = said["trials"][0], self.settings.targets[0]
         if seen["delegated"] or not seen["launches"]:
             raise Ended(EvalStatus.REJECTED, "honest", "does other things at full size than in the trials")
-        by_name = {kernel["name"]: kernel for kernel in kernels}
-        runtime, parts = candidate_us(seen["launches"], by_name, target)
+        runtime, parts = candidate_us(seen["launches"], kernels_of(seen["launches"], launched), target)
         baseline, least = eager_us(facts["eager"], target), least_us(facts["least_bytes"], target)
         return Timing(
             source=SOURCE,

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import logging
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -49,7 +50,7 @@ async def judged(judge: Judges, problem: KernelProblem, source: str) -> Verdict:
 class KernelJudge:
     """Judges in processes of this machine, so many at once.
 
-    Who asks for what is being evaluated waits for that; verdicts are kept, but for those of a machine that failed or was slow.
+    Who asks for what is being evaluated waits for that; verdicts are kept, but for those of a machine that failed, was slow, or disturbed a time.
 
     Args:
         evaluator: that decides.
@@ -58,6 +59,8 @@ class KernelJudge:
 
     def __init__(self, evaluator: Evaluator, *, concurrency: int) -> None:
         self._evaluator, self._concurrency = evaluator, concurrency
+        # Of its own, as the threads of an event loop are 32 at most, and no more than the cores and four.
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="kernels")
         self._free: dict[int, asyncio.Semaphore] = {}
         self._running: dict[tuple[int, str], asyncio.Task[Verdict]] = {}
         self._kept: OrderedDict[str, Verdict] = OrderedDict()
@@ -84,7 +87,7 @@ class KernelJudge:
             self._running[place] = task
             task.add_done_callback(lambda _: self._running.pop(place, None))
         verdict = await asyncio.shield(task)
-        if verdict.status not in (EvalStatus.TIMEOUT, EvalStatus.SERVER_ERROR):
+        if _is_final(verdict):
             self._kept[key] = verdict
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
@@ -97,9 +100,21 @@ class KernelJudge:
         free = self._free.setdefault(loop, asyncio.Semaphore(self._concurrency))
         async with free:
             self.n_evaluated += 1
-            return await asyncio.to_thread(
+            evaluate = functools.partial(
                 self._evaluator.evaluate, problem, source, backend=backend, options=options
             )
+            return await asyncio.get_running_loop().run_in_executor(self._threads, evaluate)
+
+    def close(self) -> None:
+        """End without waiting for what is being evaluated; nothing more is."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_final(verdict: Verdict) -> bool:
+    """Return whether another evaluation would come to the same: what was to be timed has a time that is trusted."""
+    if verdict.status in (EvalStatus.TIMEOUT, EvalStatus.SERVER_ERROR):
+        return False
+    return verdict.gate != "fast" or (verdict.timing is not None and not verdict.timing.doubt)
 
 
 def evaluator_settings(section: KernelsSection) -> EvaluatorSettings:

@@ -29,6 +29,8 @@ from slime_kernels.sandbox.watch import Watch, WatchedWork
 assert CUDABackend  # imported before the fork, and not once an evaluation
 assert gluon  # which the first launch would import
 CANDIDATE = "/box/candidate.py"
+#: This package.
+_OURS = __name__.partition(".")[0]
 #: What Python adds to modules and classes by itself, when it first warns there or is asked for annotations.
 _MADE_BY_PYTHON = frozenset({"__warningregistry__", "__annotations__", "__annotations_cache__"})
 
@@ -42,7 +44,7 @@ def prepare() -> None:
 
 
 class TamperError(Exception):
-    """The candidate changed something of torch, Triton or Python."""
+    """The candidate changed something of torch, Triton, Python or this evaluator."""
 
 
 def load(code: str) -> dict[str, Any]:
@@ -60,13 +62,16 @@ def compile_for_targets(
     """Call `ModelNew` once where launches compile and do nothing; returns launches, and each kernel's resources by target.
 
     What it computes from the kernels' results is not to be relied on; errors of its own from that are not told apart.
+
+    Raises:
+        InputsError: there is no memory for the inputs at this size; nothing of the candidate was run.
     """
     first, *others = header["targets"]
     offline = OfflineDriver(first)
     driver.set_active(offline)
-    names = load(header["code"])
     trial = header["trial"]
     given, inputs = decode(trial["given"], buffers), decode(trial["inputs"], buffers)
+    names = load(header["code"])
     with torch.no_grad():
         model = build(names["ModelNew"], given, trial)
         model(*inputs)
@@ -184,13 +189,14 @@ def surroundings() -> dict[str, dict[str, int]]:
 
     Of `torch.cuda`, which notes there what it has done, those of what can be called; of other modules all but their submodules.
     """
-    found = {owner.__name__: _identities(owner) for owner in _owners()}
+    found = {name: _identities(owner) for name, owner in _owners().items()}
     calls = {name: id(one) for name, one in vars(torch.cuda).items() if callable(one)}
     return found | {torch.cuda.__name__: calls}
 
 
-def _owners() -> list[Any]:
-    return [
+def _owners() -> dict[str, Any]:
+    """Return modules and classes by name: of torch, Triton and Python what answers for a candidate, and of this evaluator all."""
+    owners: list[Any] = [
         torch,
         torch.nn,
         torch.nn.functional,
@@ -208,6 +214,15 @@ def _owners() -> list[Any]:
         interpreter.InterpretedFunction,
         jit.JITFunction,
     ]
+    found = {owner.__name__: owner for owner in owners}
+    for module in [one for name, one in sys.modules.items() if name.partition(".")[0] == _OURS]:
+        found[module.__name__] = module
+        found |= {
+            f"{module.__name__}.{name}": one
+            for name, one in vars(module).items()
+            if isinstance(one, type) and one.__module__ == module.__name__
+        }
+    return found
 
 
 def _identities(owner: Any) -> dict[str, int]:
@@ -233,12 +248,13 @@ def check_surroundings(before: Mapping[str, Mapping[str, int]], answer: Any = No
     Raises:
         TamperError: something was changed, added or taken away.
     """
-    after, held = surroundings(), {owner.__name__: vars(owner) for owner in (*_owners(), torch.cuda)}
+    after = surroundings()
+    held = {name: vars(owner) for name, owner in _owners().items()} | {torch.cuda.__name__: vars(torch.cuda)}
     changed = [
         f"{owner}.{name}"
         for owner, names in before.items()
-        for name in sorted(names.keys() | after[owner].keys())
-        if after[owner].get(name) != names.get(name)
+        for name in sorted(names.keys() | after.get(owner, {}).keys())
+        if after.get(owner, {}).get(name) != names.get(name)
         # Libraries may note something at first use; what is added and does nothing takes nothing's place.
         and (name in names or _acts(held[owner][name]))
     ]

@@ -37,7 +37,7 @@ from slime_kernels.timing.measure import TimingPlan, measure
 _LEAST_FLUSHED_BYTES = 256 << 20
 #: Of each tensor of an answer at full size, so many numbers are told, at places that are drawn.
 _N_TOLD = 256
-#: Share of the timed calls whose answers are told, and the most of them.
+#: Share of the timed calls whose answers are told, and the most of them in each try.
 _TOLD_SHARE, _MOST_TOLD = 0.1, 12
 #: Share of calls, between the timed ones, that are watched.
 _WATCHED_SHARE = 0.1
@@ -204,7 +204,7 @@ class _Timed:
         self._given = self.names["get_init_inputs"]()
         self._now, self._seed, self._result = self._inputs(_FIRST_SEED), _FIRST_SEED, None
         self._drawn: list[Any] = []
-        self._tells, self._guards = False, Guards(self._device)
+        self._tells, self._n_told, self._guards = False, 0, Guards(self._device)
         self.model: Any = None
         self.work: Launched | None = None
         """Launches the kernels of what is watched between calls; nothing is where None."""
@@ -252,8 +252,11 @@ class _Timed:
     def _before(self, number: int) -> None:
         """Check the last call, tell its answer if that was drawn, and make another call under watch if that was; then make all new."""
         self._check()
-        if self._tells and len(self.answers) < _MOST_TOLD:
+        if self._tells and self._n_told < _MOST_TOLD:
+            self._n_told += 1
             self._tell()
+        if number == 0:  # of another try, whose times may be those that count
+            self._n_told = 0
         if self.work is not None and self._draw.random() < _WATCHED_SHARE:
             self.watch()
         self._renew()

@@ -73,13 +73,15 @@ class CandidateServer:
         *,
         limits: Limits,
         gpu: KernelDevice | None = None,
+        reserves: bool = False,
     ) -> CandidateAnswer:
         """Run a job of `jobs.JOBS` in a fresh process and return its answer; blocks until then.
 
         The answer carries a number that the job is given and that is drawn anew each time; without it, it is none.
         With a GPU the process sees its devices, `/sys`, a `/proc`, and the C compiler that Triton builds launchers with, may make the calls that the driver makes
         (`slime_rm.code.sandbox.drivers`), and its address space has no limit, as CUDA reserves more than there is memory; everything
-        else holds as without, and its memory is counted all the same.
+        else holds as without, and its memory is counted all the same. Nor has it where the job `reserves`: where it makes tensors as large as
+        the problem is, of whose pages it uses few.
 
         Raises:
             SandboxError: this machine cannot isolate a process, or the server does not start. Nothing was run.
@@ -105,7 +107,9 @@ class CandidateServer:
             )
             if gpu is not None and nodes:
                 wanted["gpu"] = {"CUDA_VISIBLE_DEVICES": gpu.visible, "TRITON_LIBCUDA_PATH": gpu.library}
+                wanted["gpu"] |= {"CUDA_DEVICE_ORDER": gpu.order} if gpu.order else {}
                 wanted["gpu"] |= {} if compiler is None else {"CC": str(compiler)}
+            wanted["reserves"] = reserves or bool(nodes)
             process = self._fork(kind, wanted, theirs)
             stack.callback(os.close, process)
             outputs = {ours[1]: _LOG_BYTES, ours[2]: _LOG_BYTES, ours[4]: limits.output_bytes}

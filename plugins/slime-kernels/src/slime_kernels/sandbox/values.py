@@ -12,6 +12,10 @@ from torch import Tensor
 SHAPE_ONLY = "shape"
 
 
+class InputsError(Exception):
+    """A problem's inputs cannot be made."""
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
@@ -39,7 +43,11 @@ def encode(value: Any, buffers: list[bytes], *, content: bool = True) -> Any:
 
 
 def decode(form: Any, buffers: Sequence[bytes]) -> Any:
-    """Return the value that `encode` wrote; tensors have memory of their own."""
+    """Return the value that `encode` wrote; tensors have memory of their own.
+
+    Raises:
+        InputsError: there is no memory for one of which only the shape is known.
+    """
     if "value" in form:
         return form["value"]
     if "list" in form:
@@ -48,7 +56,13 @@ def decode(form: Any, buffers: Sequence[bytes]) -> Any:
         return tuple(decode(one, buffers) for one in form["tuple"])
     dtype: torch.dtype = getattr(torch, form["dtype"])
     if form["buffer"] == SHAPE_ONLY:
-        empty = torch.empty(form["shape"], dtype=dtype)
+        try:
+            empty = torch.empty(form["shape"], dtype=dtype)
+        except RuntimeError as error:
+            what = f"{form['dtype']} of shape {form['shape']}"
+            raise InputsError(
+                f"this machine has no memory for the problem's inputs at its own size, {what}; make it smaller, or evaluate elsewhere"
+            ) from error
         return empty if dtype.is_floating_point else empty.zero_()  # indices must lie within bounds
     content = buffers[form["buffer"]]
     if not content:

@@ -64,7 +64,7 @@ def _serve(descriptor: int) -> NoReturn:
     if found := uses_cuda():
         print(f"slime-kernels: the process to fork from uses CUDA ({found}); wanted none", file=sys.stderr)
         os._exit(1)
-    baseline = _status("VmRSS"), _status("VmSize")
+    baseline = _bytes("smaps_rollup", "Pss"), _bytes("status", "VmSize")
     control.send(b"ready")
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -89,7 +89,10 @@ def _serve(descriptor: int) -> NoReturn:
 
 
 def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int, int]) -> NoReturn:
-    """Confine this fork and do the job that standard input gives. What it shares with others does not count as its memory."""
+    """Confine this fork and do the job that standard input gives.
+
+    What it shares with others does not count as its memory: as `confine` counts pages, that is less of them than the process forked from has.
+    """
     from slime_rm.code.sandbox.confine import REPORT, confine
 
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGUSR1:
@@ -102,7 +105,7 @@ def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int
         if each > 2 and each not in (REPORT, _ANSWER):
             with contextlib.suppress(OSError):  # that of the folder that was listed
                 os.close(each)
-    if "gpu" in order:
+    if order["reserves"]:
         del order["limits"]["RLIMIT_AS"]
     else:
         order["limits"]["RLIMIT_AS"] = order["memory_bytes"] + baseline[1]
@@ -143,7 +146,7 @@ def uses_cuda() -> str:
     return ""
 
 
-def _status(field: str) -> int:
-    """Return the bytes that a line of this process's status tells."""
-    lines = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
+def _bytes(file: str, field: str) -> int:
+    """Return the bytes that a line of a file about this process tells."""
+    lines = (line.partition(":") for line in Path(f"/proc/self/{file}").read_text().splitlines())
     return next(int(value.split()[0]) << 10 for name, _, value in lines if name == field)

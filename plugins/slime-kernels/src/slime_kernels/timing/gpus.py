@@ -39,6 +39,8 @@ class KernelDevice:
     """Its second-level cache."""
     visible: str = ""
     """CUDA_VISIBLE_DEVICES of a process that is to see it alone."""
+    order: str = ""
+    """CUDA_DEVICE_ORDER under which that names it; CUDA's own order where it is empty."""
     capability: str = ""
     """Such as `sm_90`."""
     library: str = ""
@@ -155,6 +157,7 @@ def _ask() -> None:
                 "cache_bytes": attribute(38, device.value),
                 "capability": f"sm_{attribute(75, device.value)}{attribute(76, device.value)}",
                 "visible": visible[index].strip() if visible else str(index),
+                "order": os.environ.get("CUDA_DEVICE_ORDER", ""),
                 "library": str(Path(library).parent),
             }
         )

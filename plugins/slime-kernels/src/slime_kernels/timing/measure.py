@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from slime_kernels.timing.clock import DeviceClock
 
+#: Deadline of a job on a GPU that runs the problem's own module at its own size, seconds: torch.compile takes minutes.
+MODULE_S = 300.0
 _IDLE_DRAINS = 10
 #: 1.96 standard deviations of the number of samples below the median, of n: 1.96 sqrt(n) / 2.
 _HALF_WIDTH = 0.98

@@ -30,7 +30,7 @@ NOBODY = 65534
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
-_MNT_DETACH, _PR_SET_PDEATHSIG = 2, 1
+_MNT_DETACH, _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 2, 1, 4
 _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR = -100, 0x8000, 442
 _READ_ONLY_NO_SETUID = 0x1 | 0x2
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -196,6 +196,8 @@ def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[i
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
         _give_up_capabilities()
+        # A program that is no file to execute stays as it is made by another user: the kernel then tells `watch` nothing of its pages.
+        _check(libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
         os.set_inheritable(starting, False)
         first = 3
         for last in sorted({starting, *kept}):
