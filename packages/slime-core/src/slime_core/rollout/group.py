@@ -86,13 +86,17 @@ def _unscored(run: RolloutRun, samples: list[Sample], generator: Generator) -> l
         one
         for one in samples
         if one.status is not Status.FAILED
-        and "reward" not in one.timings
         and run.scorer.asks(one)
-        and (one.reward is None or not generator_of(run, one, generator).is_free)
+        and (one.reward is None or _is_replaced(run, one, generator))
     ]
     if found and run.settings.reward.group_rm:
         return samples if failure_of(samples) is None else []
     return found
+
+
+def _is_replaced(run: RolloutRun, sample: Sample, generator: Generator) -> bool:
+    """Say whether a reward is asked for all the same where a sample has one: a generator left it, and not one that scores what it wants."""
+    return "reward" not in sample.timings and not generator_of(run, sample, generator).is_free
 
 
 async def run_sample(
