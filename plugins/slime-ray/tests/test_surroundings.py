@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 from slime_ray.process import surroundings
@@ -48,3 +50,11 @@ def test_gloo_finds_the_interface_of_this_machine():
             pytest.skip("this machine has no network")
         own = probe.getsockname()[0]
     assert interface_of(own) in dict(map(reversed, socket.if_nameindex()))
+
+
+def test_the_log_of_a_process_has_what_modules_of_the_package_tell(tmp_path):
+    """`slime bench ray-start` reads there when a rank had imported."""
+    told = "logging.getLogger('slime_ray.trainer.rank').info('imports took 6 s')"
+    program = f"import logging; from pathlib import Path; from slime_ray.process.surroundings import begin_log; begin_log(Path('log')); {told}"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+    assert "INFO slime_ray.trainer.rank: imports took 6 s" in (tmp_path / "log").read_text()

@@ -91,6 +91,18 @@ def test_one_that_is_written_again_has_its_name_before_the_earlier_one_is_delete
     assert names(tmp_path) == ["step_000003"]
 
 
+def test_one_that_was_put_aside_for_another_of_its_step_comes_back_where_that_has_no_name_yet(tmp_path):
+    """As a kill between the two renames leaves them."""
+    save(tmp_path, 3)
+    shutil.copytree(tmp_path / "step_000003", tmp_path / ".tmp_step_000003")
+    (tmp_path / "step_000003").rename(tmp_path / ".old_step_000003")
+    checkpoint.clean(tmp_path)
+    assert names(tmp_path) == ["step_000003"]
+    (tmp_path / ".old_step_000002").mkdir()  # of a deletion that was interrupted
+    checkpoint.clean(tmp_path)
+    assert names(tmp_path) == ["step_000003"]
+
+
 def test_full_disk_leaves_the_previous_one(tmp_path):
     save(tmp_path, 2)
     trainer = Trainer()

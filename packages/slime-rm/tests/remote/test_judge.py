@@ -60,9 +60,9 @@ def test_a_response_cannot_close_the_marks_around_it(server):
         (completion("I like it."), "the judge gave no score; its answer ends in 'I like it.'"),
         (
             completion("At first Score: 9, but", "length"),
-            "cut off after 1024 tokens; raise max_tokens; it ends in 'At first Score: 9, but'",
+            "cut off, by max_tokens (1024) or its server's context; it ends in 'At first Score: 9, but'",
         ),
-        (completion(None, "length"), "cut off after 1024 tokens"),
+        (completion(None, "length"), "cut off, by max_tokens (1024)"),
         (completion("Score: 11"), "the judge gave 11; wanted 0 to 10"),
         (completion(None), "wanted a chat completion"),
         ('{"error": "no such model"}', "wanted a chat completion"),

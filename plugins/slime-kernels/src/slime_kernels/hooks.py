@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from slime_core.config.derive import choices
@@ -32,26 +33,27 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     """Refuse to launch kernels on a GPU where there is none, and a deadline of the reward `kernels` that is shorter than evaluations."""
     section, given = settings.section(KernelsSection), settings.reward.reward_timeout_s
     rewarded, is_here = _is_rewarded(settings, registry), section.service is None
-    on_gpu = False
+    n_gpus = 0
     # Drivers are asked by a process, which takes seconds: only where the answer matters.
-    if is_here and (section.device == "cuda" or (rewarded and given < _needed(section, on_gpu=True)[0])):
+    if is_here and (section.device == "cuda" or (rewarded and given < _needed(section, n_gpus=1)[0])):
         try:
-            on_gpu = devices_for(section.device) is not None
+            devices = devices_for(section.device)
+            n_gpus = 0 if devices is None else len(devices.gpus)
         except ConfigError as error:
             yield from error.problems
     if rewarded:
-        yield from check_deadline(given, section, on_gpu=on_gpu)
+        yield from check_deadline(given, section, n_gpus=n_gpus)
 
 
-def check_deadline(given: float, section: KernelsSection, *, on_gpu: bool) -> Iterable[Problem]:
+def check_deadline(given: float, section: KernelsSection, *, n_gpus: int) -> Iterable[Problem]:
     """Yield what is wrong with a deadline of the reward `kernels`.
 
     Args:
         given: `reward_timeout_s`.
         section: how candidates are evaluated.
-        on_gpu: whether they are launched and timed on GPUs.
+        n_gpus: that they are launched and timed on, in turn; 0 where they are interpreted.
     """
-    needed, why = _needed(section, on_gpu=on_gpu)
+    needed, why = _needed(section, n_gpus=n_gpus)
     if given < needed:
         yield Problem(
             "reward.reward_timeout_s",
@@ -61,18 +63,18 @@ def check_deadline(given: float, section: KernelsSection, *, on_gpu: bool) -> It
         )
 
 
-def _needed(section: KernelsSection, *, on_gpu: bool) -> tuple[float, str]:
+def _needed(section: KernelsSection, *, n_gpus: int) -> tuple[float, str]:
     """Return the least deadline that an evaluation can keep, seconds, and what it consists of.
 
     On a GPU an evaluation also waits until the others have timed there, each of which may be the first of its problem.
     """
     each, needed = section.eval_timeout_s, N_PROCESSES * section.eval_timeout_s
-    if not on_gpu:
+    if not n_gpus:
         return needed, f"an evaluation has {N_PROCESSES} processes, each with that deadline"
-    alone, most = each + N_OF_MODULE * MODULE_S, section.concurrency
-    return needed + N_OF_MODULE * MODULE_S + (most - 1) * alone, (
+    alone, others = each + N_OF_MODULE * MODULE_S, math.ceil(section.concurrency / n_gpus) - 1
+    return needed + N_OF_MODULE * MODULE_S + others * alone, (
         f"an evaluation on a GPU has {N_PROCESSES} processes with that deadline and {N_OF_MODULE} of {MODULE_S:g} s that run the module, and "
-        f"waits while others of kernels.concurrency = {most} have the GPU, each for {alone:g} s"
+        f"waits while {others} others of kernels.concurrency = {section.concurrency} have the GPU, each for {alone:g} s"
     )
 
 

@@ -41,12 +41,13 @@ def test_a_deadline_that_is_shorter_than_an_evaluation_is_refused(monkeypatch, t
 def test_a_deadline_on_a_gpu_has_room_for_its_jobs_and_for_the_others_that_time_there():
     # 6 x 60 s, 3 x 300 s of the module, and the one other, which has the GPU for 60 + 900 s
     section = KernelsSection(concurrency=2)
-    assert list(check_deadline(2220, section, on_gpu=True)) == []
-    (one,) = check_deadline(2219, section, on_gpu=True)
+    assert list(check_deadline(2220, section, n_gpus=1)) == []
+    (one,) = check_deadline(2219, section, n_gpus=1)
     assert (
         "2220 or more: an evaluation on a GPU has 6 processes with that deadline and 3 of 300 s" in one.wanted
     )
-    assert one.wanted.endswith("waits while others of kernels.concurrency = 2 have the GPU, each for 960 s")
-    (alone,) = check_deadline(0, KernelsSection(concurrency=1, eval_timeout_s=10), on_gpu=True)
+    assert one.wanted.endswith("waits while 1 others of kernels.concurrency = 2 have the GPU, each for 960 s")
+    (alone,) = check_deadline(0, KernelsSection(concurrency=1, eval_timeout_s=10), n_gpus=1)
     assert alone.wanted.startswith("960 or more")
-    assert list(check_deadline(360, section, on_gpu=False)) == []
+    assert list(check_deadline(2220, KernelsSection(concurrency=16), n_gpus=8)) == []  # two on each GPU
+    assert list(check_deadline(360, section, n_gpus=0)) == []

@@ -118,8 +118,10 @@ class Dispatcher:
         """End the requests in flight; their groups go to the buffer (see `RolloutRun.keep_for_later`)."""
         self._is_open = False
         self._over.set()
-        jobs, groups = await self._end_requests()
-        self._over = asyncio.Event()
+        try:
+            jobs, groups = await self._end_requests()
+        finally:
+            self._over = asyncio.Event()
         if groups:
             self._tell("groups_put_back", numbers=[job.number for job in jobs])
             self._run.keep_for_later(groups, given=[job.given for job in jobs])

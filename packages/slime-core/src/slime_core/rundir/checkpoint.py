@@ -276,7 +276,11 @@ class Checkpoints:
 
 
 def clean(folder: Path) -> None:
-    """Delete the remains of an interrupted save or deletion."""
+    """Delete the remains of an interrupted save or deletion; a checkpoint that was put aside for one of its step keeps its name."""
+    for new in folder.glob(".tmp_step_*"):
+        name = new.name.removeprefix(".tmp_")
+        if (earlier := folder / f".old_{name}").exists() and not (folder / name).exists():
+            earlier.rename(folder / name)
     for pattern in (".tmp_step_*", ".old_step_*"):
         for leftover in folder.glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -126,6 +126,27 @@ def test_a_run_that_began_from_another_ones_checkpoint_is_replayed_from_there(tr
     assert slime(["replay", str(tmp_path / "more"), "--step", "4"]) == 2
 
 
+def test_a_replay_does_not_begin_where_another_run_is_now(trained, tmp_path, capsys):
+    """It began with the other run's weights after step 2, and that one has gone on to step 4."""
+    shutil.copytree(trained, tmp_path / "other")
+    shutil.rmtree(tmp_path / "other/checkpoints/step_000004")
+    words = [
+        "--run-name",
+        "more",
+        "--load",
+        str(tmp_path / "other"),
+        "--num-rollout",
+        "6",
+        "--save-interval",
+        "none",
+        "--no-save-last",
+    ]
+    assert slime(["train", str(trained / "config.toml"), "--output-dir", str(tmp_path), *words]) == 0
+    shutil.copytree(trained / "checkpoints/step_000004", tmp_path / "other/checkpoints/step_000004")
+    assert slime(["replay", str(tmp_path / "more"), "--step", "6"]) != 0
+    assert "step_000004: found step 4; wanted that after which" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

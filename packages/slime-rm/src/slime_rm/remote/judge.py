@@ -118,7 +118,7 @@ class Judge:
             content, cut_off = None, False
         if cut_off:
             raise RewardError(
-                f"the judge's answer was cut off after {self._settings.max_tokens} tokens; raise max_tokens; it ends in {str(content)[-200:]!r}"
+                f"the judge's answer was cut off, by max_tokens ({self._settings.max_tokens}) or its server's context; it ends in {str(content)[-200:]!r}"
             )
         if not isinstance(content, str):
             raise RewardError(f"the judge's server answered {str(reply)[:200]!r}; wanted a chat completion")

@@ -21,7 +21,7 @@ from slime_agents.endpoints.program import AgentFunction, Outcome, run_function,
 from slime_agents.endpoints.server import Endpoint
 from slime_agents.endpoints.session import Session, SessionLimits
 from slime_agents.section import AgentsSection
-from slime_agents.tape.tape import Tape
+from slime_agents.tape.tape import TAPE, Tape
 from slime_agents.templates import Templates
 
 #: Key of `Sample.metadata` under which the generator says how a session went.
@@ -83,7 +83,10 @@ class Agent:
         await self._endpoint.close()
 
     async def _run(self, base_url: str, session: Session, sample: Sample) -> Outcome:
-        task = {"prompt": sample.prompt, "index": sample.index, "metadata": sample.metadata}
+        told = {
+            key: value for key, value in sample.metadata.items() if key not in (TAPE, AGENT)
+        }  # of an earlier attempt
+        task = {"prompt": sample.prompt, "index": sample.index, "metadata": told}
         timeout_s, over = self._settings.timeout_s, session.is_over
         if self._function is None:
             command = self._settings.program

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 _TYPING = frozenset(
     [
         "Any",
@@ -159,9 +157,72 @@ TORCH_REFUSED = frozenset(
         "profiler",
     ]
 )
-#: Names of modules, as far as no tensor, text, list or dictionary has a method of that name. Modules hold modules, and so lead to all others.
-_NAMES_OF_MODULES = (sys.stdlib_module_names - {"chunk", "copy", "select", "trace"}) | frozenset(
-    ["core", "driver", "hub", "interpreter", "knobs", "libdevice", "runtime", "semantic", "target_info", "tl"]
+#: Names of modules that hold what a candidate has no business with: modules hold modules, and so lead to these.
+_NAMES_OF_MODULES = frozenset(
+    [
+        "ast",
+        "asyncio",
+        "atexit",
+        "builtins",
+        "codeop",
+        "collections",
+        "concurrent",
+        "contextlib",
+        "copyreg",
+        "ctypes",
+        "dataclasses",
+        "faulthandler",
+        "functools",
+        "gc",
+        "hashlib",
+        "importlib",
+        "inspect",
+        "io",
+        "itertools",
+        "linecache",
+        "logging",
+        "marshal",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "pickle",
+        "pkgutil",
+        "posix",
+        "posixpath",
+        "pty",
+        "resource",
+        "runpy",
+        "shutil",
+        "site",
+        "socket",
+        "subprocess",
+        "sys",
+        "sysconfig",
+        "tempfile",
+        "textwrap",
+        "threading",
+        "traceback",
+        "typing",
+        "warnings",
+        "weakref",
+        "zipfile",
+        "zipimport",
+        "core",
+        "driver",
+        "hub",
+        "interpreter",
+        "knobs",
+        "libdevice",
+        "np",
+        "numpy",
+        "runtime",
+        "semantic",
+        "target_info",
+        "tl",
+        "torch",
+        "triton",
+    ]
 )
 #: Attributes of any object by which code, modules, other memory or other launches would be reached.
 ATTRIBUTES_REFUSED = frozenset(
@@ -204,7 +265,9 @@ ATTRIBUTES_REFUSED = frozenset(
         # Of errors, what lacked an attribute; of kernels, the names of their module, and the compiler; of interpreted numbers, NumPy's.
         *("obj", "get_capture_scope", "used_global_vals", "device_caches", "rewriter", "str_to_ty", "handle"),
         *("import_module", *_NAMES_OF_MODULES),
-        *(BUILTINS - {"eval", "type", "input"}),  # which modules, tensors and functions of autograd have
+        *(
+            BUILTINS - {"eval", "type", "input", "id", "dir"}
+        ),  # which modules, tensors, functions of autograd and settings have
     ]
 )
 #: Methods of modules that keep what they are given; all others of such names call it, in whatever the evaluator does later.

@@ -78,7 +78,7 @@ class Asking:
             raise Ended(EvalStatus.REJECTED, "honest", "wrote where only the evaluator writes")
         if answer.header is not None:
             error = answer.header.get("error", {})
-            if error.get("kind") == "InputsError":  # of the problem: no candidate is to blame
+            if job == "compile" and error.get("kind") == "InputsError":  # nothing of the candidate was run
                 raise Ended(EvalStatus.SERVER_ERROR, "problem", error["text"])
             return answer.header, answer.buffers
         if answer.ending == "time":

@@ -50,7 +50,8 @@ async def judged(judge: Judges, problem: KernelProblem, source: str) -> Verdict:
 class KernelJudge:
     """Judges in processes of this machine, so many at once.
 
-    Who asks for what is being evaluated waits for that; verdicts are kept, but for those of a machine that failed, was slow, or disturbed a time.
+    Who asks for what is being evaluated waits for that; verdicts are kept, but for those of a machine
+    that failed or was slow, and of correct candidates without a time that is trusted.
 
     Args:
         evaluator: that decides.
@@ -106,7 +107,7 @@ class KernelJudge:
             return await asyncio.get_running_loop().run_in_executor(self._threads, evaluate)
 
     def close(self) -> None:
-        """End without waiting for what is being evaluated; nothing more is."""
+        """Begin no evaluation any more, and wait for none; the end of an interpreter that ends by itself waits for those that run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

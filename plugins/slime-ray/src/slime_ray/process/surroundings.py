@@ -76,4 +76,4 @@ def begin_log(log: Path) -> None:
     faulthandler.enable(output)
     write_stacks_when_asked(output)
     logging.basicConfig(stream=output, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    logging.getLogger(__package__).setLevel(logging.INFO)
+    logging.getLogger("slime_ray").setLevel(logging.INFO)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.cli.arguments import no_run
+from slime_core.cli.rundir.samples import ranges
 from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.rundir.records import read_records
 from slime_core.rundir.rundir import RunDir
@@ -76,11 +77,11 @@ def common_steps(one: RunDir, other: RunDir) -> list[int]:
     return common
 
 
-def _steps(steps: Sequence[int]) -> str:
-    """Say which steps: `step 3`, `steps 1 to 4`, `no step`."""
+def _steps(steps: list[int]) -> str:
+    """Say which steps: `step 3`, `steps 1 to 4, 7`, `no step`."""
     if not steps:
         return "no step"
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {ranges(steps)}"
 
 
 def _of_samples(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str | None:

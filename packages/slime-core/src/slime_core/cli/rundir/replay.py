@@ -13,7 +13,7 @@ from slime_core.cli.arguments import no_run
 from slime_core.config.derive import with_trackers
 from slime_core.config.load import load_settings
 from slime_core.config.settings import Settings
-from slime_core.errors import ConfigError, Problem
+from slime_core.errors import CheckpointError, ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.checkpoint import checkpoints, to_start_from
 from slime_core.rundir.rundir import RunDir
@@ -81,13 +81,21 @@ def _start(run: RunDir, was: Settings, step: int) -> tuple[int, Path | None]:
     """Return the first step that is trained, and the newest checkpoint before `step`; None from the model itself.
 
     Raises:
-        CheckpointError: the run started from another's checkpoint, which is gone, and kept none of its own before the step.
+        CheckpointError: the run started from another's checkpoint, which is not to be found any more, and kept none of its own
+            before the step.
     """
     before = [one for one in checkpoints(run.checkpoints) if one.step < step]
     if before:
         return before[-1].step + 1, before[-1].path
     found = to_start_from(None, load=was.checkpoint.load)
-    return (1, None) if found is None else (found.step + 1, found.path)
+    if found is None:
+        return 1, None
+    first = next(iter(run.rollout_steps()), found.step + 1)
+    if found.step + 1 != first:  # the other run has gone on since
+        raise CheckpointError(
+            f"{found.path}: found step {found.step}; wanted that after which {run.path} began, {first - 1}"
+        )
+    return first, found.path
 
 
 def _check(run: RunDir, was: Settings, first: int, last: int, recorded: Mapping[int, Any]) -> None:

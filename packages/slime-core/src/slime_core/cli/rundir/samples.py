@@ -81,17 +81,17 @@ def _files(arguments: argparse.Namespace) -> list[tuple[int, Path]]:
     }
     kind = "evaluations after steps" if arguments.eval else "steps"
     kind += " that dropped groups" if arguments.dropped else ""
-    there = f"{kind} {_numbers(sorted(found))}" if found else f"no {kind.split()[0]} yet"
+    there = f"{kind} {ranges(sorted(found))}" if found else f"no {kind.split()[0]} yet"
     wanted = [max(found, default=0) if step == "last" else step for step in arguments.step or sorted(found)]
     missing = [step for step in wanted if step not in found]
     if missing or not found:
-        asked = f"step {_numbers(sorted(missing))}" if missing else there
+        asked = f"step {ranges(sorted(missing))}" if missing else there
         other = "drop --eval for those that were trained on" if arguments.eval else "--eval shows evaluations"
         raise ConfigError([Problem(str(folder), asked, f"one that is there: {there}", other)])
     return [(step, found[step]) for step in sorted(set(wanted), reverse=_is_backwards(arguments))]
 
 
-def _numbers(numbers: list[int]) -> str:
+def ranges(numbers: list[int]) -> str:
     """Return numbers as ranges: `1 to 3, 7`."""
     groups = [
         list(group) for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])

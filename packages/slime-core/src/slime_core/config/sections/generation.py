@@ -135,7 +135,7 @@ class RolloutSection(SectionModel):
     partial_rollout: bool = False
     """Keep aborted groups in the buffer and go on with them in the next step."""
     mask_offpolicy_in_partial_rollout: bool = False
-    """Do not train on tokens that an earlier policy generated. In the loop `fully-async` responses are cut, as this needs, with
+    """Do not train on tokens that a group had when a step ended or weights arrived. In the loop `fully-async` responses are cut, as this needs, with
     `--update-weights-in-flight continue`."""
     rollout_temperature: Positive = 1.0
     """Sampling temperature."""
