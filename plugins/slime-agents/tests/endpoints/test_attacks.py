@@ -9,11 +9,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from slime_agents.section import AgentsSection
 from slime_core.errors import EngineError
-from slime_core.samples import Status
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.rollout.group import reset
+from slime_core.samples import Sample, Status
 
-from ..byte_chat import SayingEngine
-from .running import check_tape, played, run_agent
+from ..byte_chat import ByteChat, SayingEngine
+from .running import GivenAgent, check_tape, played, run_agent
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -26,6 +29,36 @@ async def post(base_url, key, path="chat/completions", body=CHAT, **more):
         ) as answer,
     ):
         return answer.status, await answer.json()
+
+
+def test_a_program_is_not_told_an_earlier_attempt_at_its_task():
+    """A surplus session that begins anew has what it left in the metadata."""
+    tasks = []
+
+    async def agent(base_url, api_key, task):
+        tasks.append(task)
+        assert (await post(base_url, api_key))[0] == 200
+        return 1.0
+
+    async def main():
+        made = GivenAgent(agent, AgentsSection())
+        ctx = GenerateContext(
+            engine=SayingEngine(lambda text: "y"), tokenizer=ByteChat(), over=asyncio.Event()
+        )
+        params = SamplingParams(max_new_tokens=2000, seed=0)
+        sample = Sample(
+            index=0, group_index=0, prompt=[{"role": "user", "content": "x"}], metadata={"row": 1}
+        )
+        try:
+            done = await made(ctx, sample, params)
+            last = done[-1] if isinstance(done, list) else done
+            assert {"row", "tape", "agent"} <= last.metadata.keys()
+            await made(ctx, reset(last), params)
+        finally:
+            await made.close()
+
+    asyncio.run(main())
+    assert [task["metadata"] for task in tasks] == [{"row": 1}] * 2
 
 
 def test_keys_of_others_wrong_keys_and_ended_sessions_are_refused_and_logged(caplog):
