@@ -83,10 +83,9 @@ class Agent:
         await self._endpoint.close()
 
     async def _run(self, base_url: str, session: Session, sample: Sample) -> Outcome:
-        told = {
-            key: value for key, value in sample.metadata.items() if key not in (TAPE, AGENT)
-        }  # of an earlier attempt
-        task = {"prompt": sample.prompt, "index": sample.index, "metadata": told}
+        of_before = (TAPE, AGENT)  # what an earlier attempt left
+        metadata = {key: value for key, value in sample.metadata.items() if key not in of_before}
+        task = {"prompt": sample.prompt, "index": sample.index, "metadata": metadata}
         timeout_s, over = self._settings.timeout_s, session.is_over
         if self._function is None:
             command = self._settings.program
