@@ -269,13 +269,11 @@ class RunDir:
                 found.append(Problem(str(file), "no file", "the samples of a step", "remove it"))
         return found
 
-    def rollout_steps(self) -> list[int]:
-        """Return the steps whose samples are recorded, in their order."""
-        found = (
-            re.fullmatch(r"step_([0-9]{6,})\.jsonl", file.name)
-            for file in self.path.glob("rollouts/step_*.jsonl")
-        )
-        return sorted(int(match[1]) for match in found if match is not None)
+    def rollout_files(self, kind: str = "") -> dict[int, Path]:
+        """Return the recorded samples by step, in their order; `kind` is `eval_` for evaluations, `dropped_` for dropped groups."""
+        prefix = f"{kind}step_"
+        found = {file.stem.removeprefix(prefix): file for file in self.path.glob(f"rollouts/{prefix}*.jsonl")}
+        return dict(sorted((int(step), file) for step, file in found.items() if step.isdecimal()))
 
     def write_samples(self, step: int, groups: Iterable[Group], *, evaluation: bool = False) -> None:
         """Record every sample of a step as it is now. A thread writes the file; see `flush`.

@@ -106,44 +106,36 @@ def test_a_replay_deletes_no_run_whatever_its_own_was_begun_with(trained):
     assert not _settings(was, RunDir(trained), arguments, None, folder=trained).run.overwrite
 
 
+def train_more(trained: Path, folder: Path, load: Path) -> Path:
+    """Train two steps more with the weights of another run, in a run without a checkpoint; returns its folder."""
+    flags = {
+        "output-dir": folder,
+        "run-name": "more",
+        "load": load,
+        "num-rollout": 6,
+        "save-interval": "none",
+    }
+    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+    assert slime(["train", str(trained / "config.toml"), *words, "--no-save-last"]) == 0
+    return folder / "more"
+
+
 def test_a_run_that_began_from_another_ones_checkpoint_is_replayed_from_there(trained, tmp_path, capsys):
-    words = [
-        "--run-name",
-        "more",
-        "--load",
-        str(trained),
-        "--num-rollout",
-        "6",
-        "--save-interval",
-        "none",
-        "--no-save-last",
-    ]
-    assert slime(["train", str(trained / "config.toml"), "--output-dir", str(tmp_path), *words]) == 0
+    more = train_more(trained, tmp_path, trained)
     capsys.readouterr()
-    assert slime(["replay", str(tmp_path / "more"), "--step", "6"]) == 0
+    assert slime(["replay", str(more), "--step", "6"]) == 0
     told = capsys.readouterr().out
     assert "trained steps 5 to 6" in told and "bit for bit" in told
-    assert slime(["replay", str(tmp_path / "more"), "--step", "4"]) == 2
+    assert slime(["replay", str(more), "--step", "4"]) == 2
 
 
 def test_a_replay_does_not_begin_where_another_run_is_now(trained, tmp_path, capsys):
     """It began with the other run's weights after step 2, and that one has gone on to step 4."""
     shutil.copytree(trained, tmp_path / "other")
     shutil.rmtree(tmp_path / "other/checkpoints/step_000004")
-    words = [
-        "--run-name",
-        "more",
-        "--load",
-        str(tmp_path / "other"),
-        "--num-rollout",
-        "6",
-        "--save-interval",
-        "none",
-        "--no-save-last",
-    ]
-    assert slime(["train", str(trained / "config.toml"), "--output-dir", str(tmp_path), *words]) == 0
+    more = train_more(trained, tmp_path, tmp_path / "other")
     shutil.copytree(trained / "checkpoints/step_000004", tmp_path / "other/checkpoints/step_000004")
-    assert slime(["replay", str(tmp_path / "more"), "--step", "6"]) != 0
+    assert slime(["replay", str(more), "--step", "6"]) == 2
     assert "step_000004: found step 4; wanted that after which" in capsys.readouterr().err
 
 

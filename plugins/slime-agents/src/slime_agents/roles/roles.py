@@ -45,7 +45,7 @@ class Roles:
     async def __call__(
         self, ctx: GenerateContext, sample: Sample, params: SamplingParams
     ) -> Sample | list[Sample]:
-        """Generate the samples of the roles; an abort gives back the prompt alone, as nothing that was said is kept."""
+        """Generate the samples of the roles; an aborted one returns its prompt alone, and no response of any role."""
         template = self._templates.of(ctx.tokenizer, sample.apply_chat_template_kwargs)
         task = opening_messages(sample, None)[-1]["content"]
         said: dict[str, str] = {}

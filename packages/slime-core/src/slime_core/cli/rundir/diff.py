@@ -55,7 +55,7 @@ def first_difference(one: RunDir, other: RunDir) -> str | None:
         ):
             return f"step {step}: the samples are the same, and {found}"
     for run, more in ((one, other), (other, one)):
-        lacks = sorted(set(more.rollout_steps()) - set(run.rollout_steps()))
+        lacks = sorted(more.rollout_files().keys() - run.rollout_files().keys())
         if lacks:
             return f"{run.path} has no samples of {_steps(lacks)}, and the other has; those that both have are the same"
     return None
@@ -67,7 +67,7 @@ def common_steps(one: RunDir, other: RunDir) -> list[int]:
     Raises:
         ConfigError: there are none.
     """
-    steps = [run.rollout_steps() for run in (one, other)]
+    steps = [list(run.rollout_files()) for run in (one, other)]
     common = sorted(set(steps[0]).intersection(steps[1]))
     if not common:
         found = ", and ".join(

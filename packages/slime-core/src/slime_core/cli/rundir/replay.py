@@ -90,7 +90,7 @@ def _start(run: RunDir, was: Settings, step: int) -> tuple[int, Path | None]:
     found = to_start_from(None, load=was.checkpoint.load)
     if found is None:
         return 1, None
-    first = next(iter(run.rollout_steps()), found.step + 1)
+    first = next(iter(run.rollout_files()), found.step + 1)
     if found.step + 1 != first:  # the other run has gone on since
         raise CheckpointError(
             f"{found.path}: found step {found.step}; wanted that after which {run.path} began, {first - 1}"

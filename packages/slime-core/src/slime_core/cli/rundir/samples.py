@@ -71,18 +71,14 @@ def _files(arguments: argparse.Namespace) -> list[tuple[int, Path]]:
         ConfigError: there is no such run, or no such step; says what there is.
     """
     folder: Path = arguments.run
-    prefix = "eval_step_" if arguments.eval else "dropped_step_" if arguments.dropped else "step_"
+    part = "eval_" if arguments.eval else "dropped_" if arguments.dropped else ""
     if not os.path.isdir(folder / "rollouts"):
         raise ConfigError([no_run("slime samples", folder, lacks="rollouts")])
-    found = {
-        int(number): path
-        for path in (folder / "rollouts").glob(f"{prefix}*.jsonl")
-        if (number := path.stem.removeprefix(prefix)).isdecimal()
-    }
+    found = RunDir(folder).rollout_files(part)
     kind = "evaluations after steps" if arguments.eval else "steps"
     kind += " that dropped groups" if arguments.dropped else ""
-    there = f"{kind} {ranges(sorted(found))}" if found else f"no {kind.split()[0]} yet"
-    wanted = [max(found, default=0) if step == "last" else step for step in arguments.step or sorted(found)]
+    there = f"{kind} {ranges(list(found))}" if found else f"no {kind.split()[0]} yet"
+    wanted = [max(found, default=0) if step == "last" else step for step in arguments.step or found]
     missing = [step for step in wanted if step not in found]
     if missing or not found:
         asked = f"step {ranges(sorted(missing))}" if missing else there
