@@ -146,11 +146,12 @@ def _transformers(path: Path, dtype: torch.dtype, device: torch.device, work: Wo
             attention_mask=mask,
             max_new_tokens=n,
             do_sample=True,
+            # Whatever the folder's generation_config.json says:
             temperature=1.0,
             top_k=0,
             top_p=1.0,
             repetition_penalty=1.0,
-            pad_token_id=0,  # whatever the folder's generation_config.json says
+            pad_token_id=0,
         )
         assert out.shape[1] == longest + n
 
