@@ -20,6 +20,7 @@ from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.group import fail, failure_of, leftovers, training_params
 from slime_core.rollout.user_hooks import RolloutHooks
 from slime_core.rundir.events import EventLog
+from slime_core.runtime.deadline import seconds_left, within
 from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Sample, Status
 from slime_core.testing.tabular import LetterTokenizer
@@ -239,6 +240,35 @@ def test_a_young_group_that_is_done_first_leaves_older_ones_their_places():
     assert admission.batch(jobs) == [young]
 
 
+@pytest.mark.parametrize("section", [{}, {"rollout_concurrency": 4}])
+@pytest.mark.parametrize("in_completion_order", [False, True])
+def test_groups_that_stay_in_flight_are_under_the_deadline_of_no_step(in_completion_order, section):
+    """A step's rollout is part of one deadline, and groups that are begun meanwhile are for later steps, too."""
+    left = []
+
+    async def noting(ctx, sample, params):
+        left.append(seconds_left())
+        return await single_turn(ctx, sample, params)
+
+    prompts = Prompts(lengths, drops=lambda index: index % 3 == 0, section=section)
+    prompts.generate = noting
+
+    async def steps():
+        dispatcher = Dispatcher(prompts, last_step=30)
+        dispatcher.admission = Bounded(max_staleness=8, in_completion_order=in_completion_order)
+        async with dispatcher.open():
+            dispatcher.weights_arrived(0)
+            for step in range(1, 31):
+                await within(450, f"step {step}", dispatcher.next(step), waits_for_others=True)
+                dispatcher.arrived()
+                prompts.engine.version = step
+                dispatcher.weights_arrived(step)
+
+    run_in_virtual_time(steps())
+    assert len(left) > 30 * BATCH
+    assert set(left) == {None}
+
+
 def test_in_order_of_submission_the_batches_do_not_depend_on_who_finishes_first():
     expected = [list(range(first, first + BATCH)) for first in range(0, 40 * BATCH, BATCH)]
     for seconds in (lengths, lambda seed: 1, lambda seed: lengths(seed + 7)):
@@ -292,6 +322,7 @@ def test_a_state_holds_every_group_once_and_goes_on_where_it_was():
             dispatcher.weights_arrived(begin)
             for number in range(begin + 1, step + 1):
                 batches.append([group[0].index for group in await dispatcher.next(number)])
+                dispatcher.arrived()
                 await asyncio.sleep(3)
                 prompts.engine.version = number
                 dispatcher.weights_arrived(number)

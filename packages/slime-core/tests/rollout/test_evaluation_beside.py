@@ -87,5 +87,31 @@ def test_an_evaluation_neither_aborts_nor_delays_what_is_in_flight(mode):
     assert nothing == []
 
 
+def test_weights_for_an_engine_that_came_back_end_no_evaluation():
+    """They end the requests of the engine, after 5 of the 3 to 15 seconds; each response goes on from its tokens."""
+    prompts, evaluated = Prompts(seconds), []
+    sections = {
+        "rollout": prompts.rollout,
+        "reward": RewardSection(),
+        "eval": EvalSection(eval_max_response_len=100),
+    }
+    prompts.settings = Settings(sections, {}, {})
+
+    async def evaluation():
+        evaluating = evaluate_groups(prompts, HeldOut(), step=3, start={}, write=evaluated.extend)
+        task = asyncio.ensure_future(evaluating)
+        await asyncio.sleep(5)
+        prompts.engine.version = 1
+        await prompts.engine.abort()
+        await task
+
+    _, took = run_in_virtual_time(evaluation())
+    (samples,) = zip(*evaluated, strict=True)
+    assert took == 15
+    assert {sample.status for sample in samples} == {Status.COMPLETED}
+    assert [sample.response_length for sample in samples] == [3, 6, 9, 12, 15]
+    assert [sample.weight_versions for sample in samples] == [["0"]] + [["0", "1"]] * 4
+
+
 def without_times(group):
     return [{name: value for name, value in one.items() if name != "timings"} for one in group]

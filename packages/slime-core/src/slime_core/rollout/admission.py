@@ -46,6 +46,8 @@ class Jobs:
     """Finished, and kept by the filter, in the order of decisions."""
     undecided: set[Job] = field(default_factory=set)
     """In flight, or waiting to be submitted again."""
+    handed_over: list[Job] = field(default_factory=list)
+    """Returned as a step's batch to somebody who does not have it yet (see `Dispatcher.arrived`)."""
 
     def __len__(self) -> int:
         """Return the number of groups."""

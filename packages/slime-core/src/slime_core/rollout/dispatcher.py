@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
 import itertools
 import math
@@ -61,6 +62,8 @@ class Dispatcher:
         self._failure: str | None = None
         self._waves = 0
         self._is_open = False
+        self._context: contextvars.Context | None = None
+        """That of groups which stay in flight from one step to the next: they are under no step's deadline."""
         self._busy = Busy()
         run.concurrency.when_none_waits = self._let_go_on
 
@@ -85,7 +88,7 @@ class Dispatcher:
             self._advance()
 
     async def next(self, step: int) -> list[Group]:
-        """Return the groups that a step trains on, in the order of their prompts.
+        """Return the groups that a step trains on, in the order of their prompts; they stay in the state until `arrived`.
 
         Raises:
             DataError: the filter dropped so much that `dynamic_sampling_max_waves` waves did not fill the batch.
@@ -103,6 +106,7 @@ class Dispatcher:
             self._tell("step_filled", step=step, numbers=[job.number for job in batch])
             taken = set(map(id, batch))
             self.jobs.kept = [job for job in self.jobs.kept if id(job) not in taken]
+            self.jobs.handed_over += batch
             self.jobs.next_step, self._waves, self._failure = step + 1, 0, None
             self._drops.clear()
             if self.admission.carries:
@@ -113,6 +117,10 @@ class Dispatcher:
             self._cancel()
             raise
         return [job.group for job in batch]
+
+    def arrived(self) -> None:
+        """Say that the groups that `next` returned are in the state of whoever asked for them, and no longer in this one."""
+        self.jobs.handed_over.clear()
 
     async def stop(self) -> None:
         """End the requests in flight; their groups go to the buffer (see `RolloutRun.keep_for_later`)."""
@@ -153,6 +161,7 @@ class Dispatcher:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Generate beside the block; what is in flight at its end goes to the buffer, or is cancelled where it failed."""
+        self._context = contextvars.copy_context()
         try:
             yield
             await self.stop()
@@ -164,8 +173,9 @@ class Dispatcher:
 
         What is returned raises CheckpointError where a sample holds a value without a JSON form; it names sample and field.
         """
-        finished = {id(job) for job in self.jobs.kept}
-        jobs = sorted([*self.jobs.kept, *self.jobs.undecided], key=lambda job: job.number)
+        done = [*self.jobs.handed_over, *self.jobs.kept]
+        finished = set(map(id, done))
+        jobs = sorted([*done, *self.jobs.undecided], key=lambda job: job.number)
         held = [
             (job.version, id(job) in finished, job.group if id(job) in finished else job.given)
             for job in jobs
@@ -268,7 +278,8 @@ class Dispatcher:
             work = run_group(run, job.group, params_of=params_of, engine=engine, over=self._over)
         job.is_finished = False
         self._tell_of("group_submitted", job, version=job.version)
-        task = start_now(work)  # so that its requests are in line, or in flight
+        context = None if self._context is None else self._context.copy()
+        task = start_now(work, context=context)  # now, so that its requests are in line, or in flight
         self._tasks[task] = job
         self._busy.add(1)
         task.add_done_callback(lambda _: self._busy.add(-1))

@@ -123,13 +123,16 @@ async def evaluate(run: RolloutRun, step: int, source: DataSource | None) -> dic
 
     async def one(group: Group) -> Group:
         nonlocal done
-        result = await run_group(
-            run,
-            group,
-            params_of=lambda sample: eval_params(run, sample, sets),
-            evaluation=True,
-            max_context_len=longest_context(set_of(group[0].metadata, sets), run.settings),
-        )
+        result, is_ended = group, True
+        while is_ended:  # by weights for an engine that came back; those of training go on, too
+            result = await run_group(
+                run,
+                result,
+                params_of=lambda sample: eval_params(run, sample, sets),
+                evaluation=True,
+                max_context_len=longest_context(set_of(group[0].metadata, sets), run.settings),
+            )
+            is_ended = any(sample.status is Status.ABORTED for sample in result)
         done += 1
         run.report("eval", done, n)
         return result

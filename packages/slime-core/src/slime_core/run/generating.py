@@ -76,8 +76,8 @@ class GeneratingHalf(ABC):
     """Groups that were generated before their step, by step."""
     _generating: StepRecord = field(default_factory=lambda: StepRecord(step=1))
     _learning: StepRecord = field(default_factory=lambda: StepRecord(step=0))
-    _before: tuple[dict[str, Any], Snapshot] | None = None
-    """Positions of source and buffer before a rollout function of somebody else's began, while it is at work."""
+    _before: tuple[dict[str, Any], Snapshot, Snapshot] | None = None
+    """The state of source, buffer and dispatcher before a rollout function of somebody else's began, while it is at work."""
 
     # Of the other half.
 
@@ -105,7 +105,7 @@ class GeneratingHalf(ABC):
         record = self._generating
         await self.ready_engine()
         if self.rollout_fn is not rollout:
-            self._before = self.source.state(), self._buffer_snapshot()
+            self._before = self._groups_snapshot()
         with record.timed("rollout", self.events, lane=ROLLOUT):
             groups = await within(
                 timeout, f"step {step}: rollout", self.rollout_fn(self, step), waits_for_others=True
@@ -115,6 +115,7 @@ class GeneratingHalf(ABC):
         self.user_hooks.filter_samples(groups)
         self.user_hooks.see_all(groups, [group for group, _ in record.dropped], self._take_for_hook)
         self._generating, self._before = StepRecord(step=step + 1), None
+        self.dispatcher.arrived()
         return record, groups
 
     @contextlib.asynccontextmanager
@@ -133,11 +134,15 @@ class GeneratingHalf(ABC):
         if step > self.num_steps or step in self.ahead:
             yield
             return
-        task = asyncio.create_task(self.generate_groups(step))
+
+        async def generate() -> None:
+            self.ahead[step] = await self.generate_groups(step)  # at once: whoever waits may be cancelled
+
+        task = asyncio.create_task(generate())
         try:
             yield
             with self.timed("wait_rollout"):
-                self.ahead[step] = await self.supplied(task)
+                await self.supplied(task)
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -189,8 +194,8 @@ class GeneratingHalf(ABC):
 
         What is returned raises CheckpointError where a sample holds a value without a JSON form; it names sample and field.
         """
-        source, buffer = self._before or (self.source.state(), self._buffer_snapshot())
-        dispatcher, open_one = self.dispatcher.snapshot(), self._generating
+        source, buffer, dispatcher = self._before or self._groups_snapshot()
+        open_one = self._generating
         ahead = {step: (record.copy(), groups) for step, (record, groups) in self.ahead.items()}
         again = self._before is not None  # the rollout function begins anew, and drops what it dropped
         begun = StepRecord(step=open_one.step, dropped=[] if again else list(open_one.dropped))
@@ -201,6 +206,10 @@ class GeneratingHalf(ABC):
             "ahead": ahead_to_json(ahead),
             "begun": ahead_to_json({begun.step: (begun, [])}),
         }
+
+    def _groups_snapshot(self) -> tuple[dict[str, Any], Snapshot, Snapshot]:
+        """Return the state of all that holds prompts and groups: source, buffer and dispatcher."""
+        return self.source.state(), self._buffer_snapshot(), self.dispatcher.snapshot()
 
     def _buffer_snapshot(self) -> Snapshot:
         """Return what makes the buffer's state as it is now, at once where a buffer of somebody else's can only do that."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextvars import Context
 from typing import Any
 
 
-def start_now[T](work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-    """Return the task of a coroutine that has run up to its first wait, or to its end."""
-    return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name, eager_start=True)
+def start_now[T](
+    work: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+) -> asyncio.Task[T]:
+    """Return the task of a coroutine that has run up to its first wait, or to its end; in a copy of the caller's context
+    where it is given none."""
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name, context=context, eager_start=True)
 
 
 async def results[T](tasks: Iterable[asyncio.Task[T]]) -> list[T]:

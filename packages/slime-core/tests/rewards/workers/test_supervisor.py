@@ -1,6 +1,7 @@
 """Workers come and go: batches, warm and cold replacements, rewards that are classes."""
 
 import asyncio
+import re
 
 import pytest
 from slime_core.errors import PluginError
@@ -194,3 +195,22 @@ def unready(sample):
     assert scored(["x"])[0].score == 2.0
     with pytest.raises(PluginError, match="no_such_module, which it preloads, fails: ModuleNotFoundError"):
         scored([], name="unready")
+
+
+def test_a_worker_that_the_system_does_not_start_again_fails_its_reward_and_no_other(record, monkeypatch):
+    record()
+    start, refused = asyncio.create_subprocess_exec, []
+
+    async def full(*words, **more):
+        if record.imports() == 1 and not refused:
+            refused.append(True)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await start(*words, **more)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
+    died, lost, scored_again = scored(["kill fork server", "good", "good"])
+    assert refused == [True]
+    assert isinstance(died, RewardFailure) and isinstance(lost, RewardFailure)
+    told = "could not be started again: .*its process does not start: .*Resource temporarily unavailable"
+    assert re.search(told, lost.message)
+    assert scored_again.score == 2.0

@@ -70,19 +70,23 @@ class WorkerProcess:
         """Start a process, wait until it has imported the reward, and say whether the reward is async.
 
         Raises:
-            PluginError: the reward does not import, does not take its options, or ends its process on import.
+            PluginError: the system starts no process, or the reward does not import, does not take its options, or ends its
+                process on import.
         """
         mark = secrets.token_hex(16)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            _BOOT,
-            *(path or "." for path in sys.path),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # an interrupt from the terminal is the trainer's to handle
-            env={**os.environ, _MARK: mark},
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                _BOOT,
+                *(path or "." for path in sys.path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # an interrupt from the terminal is the trainer's to handle
+                env={**os.environ, _MARK: mark},
+            )
+        except OSError as error:  # no memory, processes or open files are left
+            raise PluginError(f"reward {setup.reference}: its process does not start: {error}") from error
         worker = cls(process, mark=f"{_MARK}={mark}")
         try:
             answer = await worker.call(pickle.dumps(setup), timeout_s=setup.start_timeout_s)
