@@ -114,7 +114,9 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
     held = architecture.with_mtp(section.enable_mtp_training)
     found += checks.frozen_layer_problems(section, family.parameter_names(held))
     save_hf, lora = build.settings.checkpoint.save_hf, build.section(LoraSection)
-    found += checks.adapter_problems(save_hf, lora, family, architecture)
+    found += checks.adapter_problems(
+        save_hf, build.section(RolesSection).actor_load, lora, family, architecture
+    )
     if section.enable_mtp_training and architecture.mtp_num_layers:
         found += checks.missing_mtp(build.model_path, family, architecture)
     return found

@@ -87,6 +87,19 @@ def save_as_the_reference(model, folder):
     (folder / "latest_checkpointed_iteration.txt").write_text("7")
 
 
+def test_a_model_whose_folder_has_no_weights_is_saved_once_others_are_trained(
+    make_learner, qwen3, registry, tmp_path
+):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.json").write_bytes((qwen3[1] / "config.json").read_bytes())
+    to_megatron(qwen3[1], tmp_path / "megatron", registry)
+    learner = make_learner(folder=tmp_path / "config", settings={"actor_path": tmp_path / "megatron"})
+    learner.save_hf(tmp_path / "saved")
+    saved, original = HfCheckpoint(tmp_path / "saved"), HfCheckpoint(qwen3[1])
+    assert set(saved) == set(original)
+    assert all(torch.equal(saved[name], original[name]) for name in original)
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4"])
 def test_a_folder_of_megatrons_own_saver_is_trained_and_becomes_a_hugging_face_folder(
     make_learner, cut_models, tmp_path, kind

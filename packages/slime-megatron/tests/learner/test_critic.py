@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from slime_core.config.load import load_settings
 from slime_core.errors import CheckpointError
-from slime_core.run.assemble import Algorithm
+from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import Algorithm, algorithm
+from slime_megatron.checkpoint.role_checks import role_problems
 from slime_megatron.settings.section_roles import RolesSection
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 
 from ..algorithms import policy_gradient
 from ..batches import make_batch
 from ..comparison import near
 from ..host_copies import on_host
+from ..tiny_models import FAMILIES
 
 
 def actor_critic(seen=None):
@@ -87,6 +93,37 @@ def test_a_critic_without_a_head_begins_at_zero_and_its_first_gradient_is_autogr
     assert metrics["train/critic/skipped_steps"] == 0
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_critic_starts_from_a_runs_critic_and_a_policy_does_not(make_learner, make_hf, tmp_path, tied):
+    _, folder = make_hf("qwen3", head_dim=32, tie_word_embeddings=tied)
+    learner, batch, seen = make_learner(actor_critic(), folder=folder, lr=1e-2), make_batch(), []
+    learner.train(batch)
+    learner.save(tmp_path / "run")
+    learner = make_learner(
+        actor_critic(seen), folder=folder, lr=0.0, settings={"critic_path": tmp_path / "run/critic"}
+    )
+    learner.train(batch)
+    learner.load(tmp_path / "run")
+    learner.train(batch)
+    assert seen[0].values.abs().max() > 0
+    assert torch.equal(seen[0].values, seen[1].values)
+    family = FAMILIES["qwen3"]
+    roles = RolesSection(actor_load=str(tmp_path / "run/critic"), critic_load=str(tmp_path / "run/critic"))
+    (problem,) = role_problems(roles, family, family.architecture(read_config(folder)))
+    assert (problem.where, problem.found) == ("roles.actor_load", f"{tmp_path}/run/critic, which is a critic")
+
+
+def test_without_a_folder_of_its_own_the_critic_begins_as_the_policy_does(make_learner, qwen3, tmp_path):
+    learner = make_learner(lr=1e-2)
+    learner.train(make_batch())
+    learner.save_hf(tmp_path / "sft")
+    wanted = HfCheckpoint(tmp_path / "sft")["model.norm.weight"]
+    learner = make_learner(actor_critic(), settings={"actor_path": tmp_path / "sft"})
+    found = learner._critic.trained.model.module.decoder.final_layernorm.weight.detach()
+    assert torch.equal(on_host(found), wanted)
+    assert not torch.equal(wanted, HfCheckpoint(qwen3[1])["model.norm.weight"])
+
+
 def test_the_critic_learns_the_returns_and_the_policy_gets_less_to_learn(make_learner):
     batch, seen = make_batch(), []
     learner = make_learner(actor_critic(seen), lr=0.0, settings={"roles": RolesSection(critic_lr=3e-3)})
@@ -137,3 +174,16 @@ def test_a_checkpoint_without_a_critic_is_refused(make_learner, tmp_path):
     make_learner().save(tmp_path)
     with pytest.raises(CheckpointError, match=r"critic: has no trainer\.json"):
         make_learner(actor_critic()).load(tmp_path)
+
+
+def test_what_the_critics_loss_reads_is_filled(tmp_path, monkeypatch):
+    (tmp_path / "fresh_values.py").write_text(
+        "def loss(view, returns):\n    ...\n\n\nloss.needs = lambda options: frozenset({'values', 'new_values', 'staleness'})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8"]
+    given += ["--advantage-estimator", "ppo", "--value-loss-type", "fresh_values:loss"]
+    registry = Registry.from_environment()
+    needs = algorithm(load_settings([], given, registry=registry), registry).needs
+    assert {"staleness", "values"} <= needs
+    assert "new_values" not in needs

@@ -183,6 +183,39 @@ def test_the_peft_folder_merges_to_what_is_sent(make_learner, qwen3, tmp_path):
     assert all(torch.equal(whole[name], tensor) for name, tensor in sent(learner).items())
 
 
+def test_roles_that_start_from_a_checkpoint_with_adapters_start_from_the_adapted_model(
+    make_learner, qwen3, tmp_path
+):
+    """The base and the merged model differ by far more than rounding."""
+    batch = make_batch(lengths=((5, 9),))
+    learner = make_learner(lr=1e-2, **lora())
+    for _ in range(2):
+        learner.train(batch)
+    learner.save(tmp_path)
+    wanted, base = sent(learner), HfCheckpoint(qwen3[1])
+    algorithm, views = recording("ref_log_probs")
+    learner = make_learner(algorithm, lr=0.0, settings={"actor_path": tmp_path, "ref_path": tmp_path})
+    found = sent(learner)
+    assert (
+        found["model.layers.1.self_attn.o_proj.weight"] - base["model.layers.1.self_attn.o_proj.weight"]
+    ).abs().max() > 1e-3
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+    learner.train(batch)
+    torch.testing.assert_close(views[0].ref_log_probs, views[0].log_probs.detach(), rtol=0, atol=near(1e-6))
+
+
+def test_the_peft_folder_is_of_the_folder_that_the_policy_began_as(make_learner, qwen3, tmp_path):
+    learner = make_learner(lr=1e-2)
+    learner.train(make_batch())
+    learner.save_hf(tmp_path / "sft")
+    for start, base in ({"actor_path": tmp_path / "sft"}, tmp_path / "sft"), ({}, qwen3[1]):
+        learner = make_learner(settings={"lora": LORA} | start)
+        learner.save_hf(tmp_path / "adapter")
+        config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == str(base)
+
+
 def test_the_saved_model_is_the_trained_one_and_is_replaced_when_a_step_is_run_again(
     make_learner, qwen3, tmp_path
 ):

@@ -252,6 +252,8 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
             where="algorithm.value_loss_args",
             explicit=section.value_loss_args,
         )
+        own_needs = needs_of(value_loss, getattr(value_loss, "keywords", {}))
+        wanted |= own_needs - {"new_values"}  # which the critic itself fills
     transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
     parts = getattr(estimator, "reward_parts", lambda options: ())(getattr(estimator, "keywords", {}))
     reducer = resolve(

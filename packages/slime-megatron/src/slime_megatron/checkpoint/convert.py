@@ -18,7 +18,13 @@ from slime_core.run.build import resolve_model
 from slime_core.rundir import checkpoint
 from slime_core.rundir.rundir import RunDir
 
-from slime_megatron.settings.manifest import DESCRIPTION, check_same, describe, read_description
+from slime_megatron.settings.manifest import (
+    DESCRIPTION,
+    adapter_scale,
+    check_same,
+    describe,
+    read_description,
+)
 
 if TYPE_CHECKING:
     from slime_models.family.architecture import Architecture
@@ -209,7 +215,7 @@ def to_hf(
             todo="give the folder of the model that was trained: --config-from FOLDER",
             prefix="architecture.",
         )
-    adapter = _adapter_scale(description)
+    adapter = adapter_scale(description)
 
     def own() -> Iterator[tuple[str, Tensor]]:
         weights = family.weights(architecture)
@@ -303,12 +309,6 @@ def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]
     config = read_config(folder)
     family = family_of_config(registry, config, folder)
     return family, family.architecture(config)
-
-
-def _adapter_scale(description: dict[str, Any]) -> tuple[int, float] | None:
-    """Return rank of a checkpoint's adapters and what B A is multiplied by; None where it has none."""
-    lora = description.get("lora")
-    return None if lora is None else (lora["rank"], lora["alpha"] / lora["rank"])
 
 
 def _report(done: int, total: int) -> None:

@@ -22,9 +22,11 @@ def role_problems(roles: RolesSection, family: ModelFamily, architecture: Archit
         folder = None if given is None else Path(given)
         if folder is None or not folder.is_dir() or (folder / "config.json").is_file():
             continue
-        from slime_megatron.checkpoint.stored_as_hf import weights_of  # imports torch
+        from slime_megatron.checkpoint.stored_as_hf import HF_HEAD, weights_of  # imports torch
 
+        wanted = f"the weights of a {architecture.model_type} model"
         try:
-            weights_of(folder, family, architecture)
+            if HF_HEAD in weights_of(folder, family, architecture) and name != "critic_load":
+                yield Problem(f"roles.{name}", f"{folder}, which is a critic", wanted)
         except (CheckpointError, DataError) as error:
-            yield Problem(f"roles.{name}", str(error), f"the weights of a {architecture.model_type} model")
+            yield Problem(f"roles.{name}", str(error), wanted)

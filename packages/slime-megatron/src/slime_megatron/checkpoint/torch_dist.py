@@ -130,6 +130,11 @@ class StoredWeights:
         """Whether it has MTP layers."""
         return any(name.startswith(MTP) for name in self._metadata.state_dict_metadata)
 
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        """Return the shape of what is stored under a key, without reading it; None where there is no such tensor."""
+        stored = self._metadata.state_dict_metadata.get(key)
+        return tuple(stored.size) if isinstance(stored, TensorStorageMetadata) else None
+
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Check that the tensor `name` of the whole model is there, with this shape, without reading it; raises as `read` does."""
         self._found(name, shape)

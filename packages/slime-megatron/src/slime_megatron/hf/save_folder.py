@@ -12,6 +12,7 @@ from megatron.core.models.gpt import GPTModel
 from safetensors.torch import save_file
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
+from slime_models.hf.config import has_weights
 from slime_models.hf.folder import new_folder, save_hf
 from slime_models.quantization.reading import open_weights
 from torch import Tensor
@@ -32,10 +33,11 @@ def save_model(
     architecture: Architecture,
     *,
     config_from: Path,
+    passed_on_from: Path,
 ) -> None:
     """Write safetensors of at most 5 GB each, and config and tokenizer of `config_from`; holds one file's worth.
 
-    MTP layers of that folder which are not trained, and so on no rank, are written unchanged after the buckets' tensors.
+    MTP layers of `passed_on_from` which are not trained, and so on no rank, are written unchanged after the buckets' tensors.
 
     Collective over the world; the first rank writes. An earlier folder of the same name, from a step that is being run
     again, is replaced once the new one is complete.
@@ -48,7 +50,7 @@ def save_model(
             pass
         return
     own = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
-    before = open_weights(config_from)
+    before = open_weights(passed_on_from) if has_weights(passed_on_from) else {}
     tensors = family.with_copies(own, before, architecture)
     whole = itertools.chain(tensors, family.passed_on(before, architecture))
     save_hf(folder, whole, config_from=config_from, replaces=_is_written_here(folder))

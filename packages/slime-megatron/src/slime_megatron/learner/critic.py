@@ -19,7 +19,7 @@ from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
 from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint.state import TrainerState
-from slime_megatron.checkpoint.stored_as_hf import weights_of
+from slime_megatron.checkpoint.stored_as_hf import HEAD, HF_HEAD, weights_of
 from slime_megatron.hf.load_weights import load_weights
 from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.gpt import build_model, gather_response_tokens, response_rows
@@ -31,9 +31,6 @@ from slime_megatron.settings.section_roles import RolesSection
 
 #: Folder of the critic below a checkpoint's.
 CRITIC = "critic"
-#: The head's tensor in folders of transformers' sequence and token classifiers.
-_HF_HEAD = "score.weight"
-_HEAD = "output_layer.weight"
 
 
 class ValueHead(MegatronModule):
@@ -52,7 +49,7 @@ class Critic:
     """Predicts, before each response token, the return from there on. Methods are collective over the world.
 
     Its trunk begins as the folder `critic_path`, its head as that folder's `score.weight` [1, hidden_size], or as
-    zero: values then begin at 0.
+    zero: values then begin at 0. Without that folder it begins as the initial policy does.
 
     Raises:
         CheckpointError: the folder's weights are of another architecture than the policy's; names the field.
@@ -68,7 +65,7 @@ class Critic:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        folder = settings.critic_path or settings.model_path
+        folder = settings.critic_path or settings.first_path
         check_same_model(folder, settings.family, architecture, role="critic")
         untied = dataclasses.replace(
             architecture, tie_word_embeddings=False
@@ -84,11 +81,11 @@ class Critic:
         if model.post_process:
             model.output_layer = ValueHead(model.config)
         hf = weights_of(folder, settings.family, architecture)
-        unread = settings.family.weight(_HEAD, untied).hf
-        load_weights(model, _Trunk(hf, unread), settings.family, untied, skip={_HEAD})
-        if model.post_process and _HF_HEAD in hf:
+        unread = settings.family.weight(HEAD, untied).hf
+        load_weights(model, _Trunk(hf, unread), settings.family, untied, skip={HEAD})
+        if model.post_process and HF_HEAD in hf:
             with torch.no_grad():
-                model.output_layer.weight.copy_(hf[_HF_HEAD])
+                model.output_layer.weight.copy_(hf[HF_HEAD])
         self.trained = TrainedModel(
             model.to(device),
             critic_train_section(settings.train, settings.roles),
@@ -154,7 +151,7 @@ class _Trunk(Mapping[str, Tensor]):
 
     def __init__(self, hf: Mapping[str, Tensor], unread: Collection[str]) -> None:
         self._hf = hf
-        self._names = (set(hf) - {_HF_HEAD}) | set(unread)
+        self._names = (set(hf) - {HF_HEAD}) | set(unread)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._hf[name]

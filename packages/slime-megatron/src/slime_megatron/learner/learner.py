@@ -236,7 +236,7 @@ class Learner:
                 settings.family,
                 self._architecture,
                 section=settings.lora,
-                base=settings.model_path,
+                base=settings.hf_path,
             )
         else:
             save_model(
@@ -245,6 +245,7 @@ class Learner:
                 settings.family,
                 self._held,
                 config_from=settings.model_path,
+                passed_on_from=settings.hf_path,
             )
 
     def offload(self) -> None:

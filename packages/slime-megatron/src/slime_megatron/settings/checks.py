@@ -13,6 +13,7 @@ from slime_core.protocols import Role, needs_of
 
 from slime_megatron.settings import megatron_flags
 from slime_megatron.settings.derive import LOGITS, frozen_models, offloads_optimizer
+from slime_megatron.settings.expert_checks import expert_problems
 from slime_megatron.settings.parallel_checks import process_problems
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from slime_core.run.assemble import Algorithm
     from slime_models.family.architecture import Architecture
     from slime_models.family.family import ModelFamily
-
-#: What balances experts and is right for packed rows of several sizes.
-_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
-
-#: Flags under which a router reads which tokens its micro-batch has.
-_PER_MICRO_BATCH = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_enable_expert_bias")
 
 #: How settings name the loop that generates through weight updates.
 _FULLY_ASYNC = ("fully-async", "slime-core/fully-async")
@@ -51,7 +46,7 @@ def section_problems(
     yield from megatron_flags.problems(section.megatron_args)
     yield from _engine_problems(section, lora)
     yield from _offload_problems(train, section)
-    yield from _routing_problems(roles, section)
+    yield from expert_problems(roles, section, lora)
 
 
 def pool_problems(section: MegatronSection, settings: Settings) -> Iterator[Problem]:
@@ -183,11 +178,23 @@ def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -
 
 
 def adapter_problems(
-    save_hf: str | None, lora: LoraSection, family: ModelFamily, architecture: Architecture
+    save_hf: str | None,
+    actor_load: str | None,
+    lora: LoraSection,
+    family: ModelFamily,
+    architecture: Architecture,
 ) -> Iterator[Problem]:
-    """Yield that adapters are to be written of matrices that folders hold of all experts as one."""
+    """Yield that adapters are to be written of matrices that folders hold of all experts as one, or of a base that PEFT cannot read."""
     if save_hf is None or lora.rank is None:
         return
+    folder = None if actor_load is None else Path(actor_load)
+    if folder is not None and folder.is_dir() and not (folder / "config.json").is_file():
+        yield Problem(
+            "checkpoint.save_hf",
+            f"it beside lora.rank, and roles.actor_load {folder}, which is no folder of Hugging Face",
+            "adapters of a model that PEFT can load",
+            "make one of it by `slime convert to-hf`, and give that to --actor-load",
+        )
     stacked = {
         name.split(".")[-2] for name, weight in family.weights(architecture).items() if weight.rule.stacked
     }
@@ -198,61 +205,6 @@ def adapter_problems(
             f"other layers for a {family.model_type} model: folders of adapters have no place for one of each expert where "
             "the model's folder has one tensor of all experts",
             "leave them out of lora.target_modules, or leave save_hf out and merge a checkpoint by `slime convert to-hf`",
-        )
-
-
-def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator[Problem]:
-    if section.use_routing_replay and roles.keep_old_actor:
-        yield Problem(
-            "megatron.use_routing_replay",
-            "it beside roles.keep_old_actor",
-            "one of them: the old actor's passes are under several weights, each with routes of its own",
-        )
-    flags = section.megatron_args
-    kinds, coefficients = (
-        value if isinstance(value, list) else [value]
-        for value in (
-            flags.get("moe_router_load_balancing_type", "aux_loss"),
-            flags.get("moe_aux_loss_coeff", 0.0),
-        )
-    )
-    for kind in kinds:
-        if kind not in _BALANCING:
-            yield Problem(
-                "megatron.megatron_args.moe_router_load_balancing_type", kind, f"of {', '.join(_BALANCING)}"
-            )
-    if "moe_aux_loss_coeff" in flags and len(coefficients) != len(kinds):
-        yield Problem(
-            "megatron.megatron_args.moe_aux_loss_coeff",
-            f"{len(coefficients)} for {len(kinds)} of moe_router_load_balancing_type",
-            "as many",
-        )
-    if "moe_router_bias_update_rate" in flags and not flags.get("moe_router_enable_expert_bias"):
-        yield Problem(
-            "megatron.megatron_args.moe_router_bias_update_rate",
-            "it without moe_router_enable_expert_bias",
-            "both: without the second the bias of routers stays as it is",
-        )
-    replayed = section.use_routing_replay or section.use_rollout_routing_replay
-    if replayed and flags.get("moe_router_fusion"):
-        yield Problem(
-            "megatron.megatron_args.moe_router_fusion",
-            "it beside use_routing_replay or use_rollout_routing_replay",
-            "one of them: TransformerEngine's kernel chooses experts itself, and replays nothing",
-        )
-    modules = flags.get("recompute_modules", [])
-    again = "moe_layer_recompute" if flags.get("moe_layer_recompute") else "recompute_modules"
-    stages = section.pipeline_model_parallel_size
-    if (
-        stages > 1
-        and (replayed or any(flags.get(name) for name in _PER_MICRO_BATCH))
-        and (flags.get("moe_layer_recompute") or "moe" in modules)
-    ):
-        yield Problem(
-            f"megatron.megatron_args.{again}",
-            f"it beside pipeline_model_parallel_size {stages} and losses, bias updates or replayed routes of routers",
-            "whole layers: a router alone, computed again, would not know of which micro-batch",
-            "use --recompute-granularity full",
         )
 
 

@@ -62,12 +62,17 @@ class LearnerSettings:
     apart: frozenset[Role] = frozenset()
     """Roles that have processes of their own: this is one of them if its `rank` says so, else one of the policy's."""
     critic_path: Path | None = None
-    """Folder that the critic starts from; `model_path` when None."""
+    """Folder that the critic starts from; `first_path` when None."""
 
     @property
     def first_path(self) -> Path:
         """Folder of the policy's initial weights."""
         return self.actor_path or self.model_path
+
+    @property
+    def hf_path(self) -> Path:
+        """The folder of Hugging Face that the initial weights are of, or the model's where those are in Megatron's form."""
+        return self.first_path if (self.first_path / "config.json").is_file() else self.model_path
 
     @property
     def frozen(self) -> Mapping[Frozen, Path | None]:

@@ -41,6 +41,12 @@ class _Description(BaseModel):
     roles: list[str] = []
 
 
+def adapter_scale(description: Mapping[str, Any]) -> tuple[int, float] | None:
+    """Return the rank of a checkpoint's adapters, and what B A is multiplied by; None where it has none."""
+    lora = description.get("lora")
+    return None if lora is None else (lora["rank"], lora["alpha"] / lora["rank"])
+
+
 def read_description(folder: Path) -> dict[str, Any]:
     """Return what a folder that the trainer wrote says of itself.
 

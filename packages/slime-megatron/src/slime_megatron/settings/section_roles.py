@@ -40,7 +40,7 @@ class RolesSection(SectionModel):
     keep_old_actor: bool = False
     """Keep the weights of the last two syncs, and take each token's old log-prob under those that generated it."""
     critic_load: FilePath | None = None
-    """Model (folder or name) from which the critic starts; `hf_checkpoint` when not given."""
+    """Model (folder or name) from which the critic starts, or the folder of a run's critic; that of the initial policy when not given."""
     critic_lr: Amount | None = None
     """Peak learning rate of the critic; `lr` when not given."""
     critic_lr_warmup_iters: Index = 0
