@@ -125,6 +125,9 @@ def test_a_plan_is_of_flags_that_slime_train_takes(capsys):
         ),
         (simulate, ["--from-run", "no-such-folder"], "without a step that is recorded"),
         (simulate, ["--rollout-bach-size", "4"], "rollout-batch-size"),
+        (simulate, ["--from-run", "x", "--model", "qwen2.5-7b"], "--model: found it with --from-run"),
+        (simulate, ["--engine-scale=2"], "--engine-scale: found it without --from-run"),
+        (simulate, ["--preset", "laminar-1024", "--gpus", "7"], "also --gpus; wanted --preset alone, or"),
         (simulate, ["--p99-tokens", "10"], "at least the median"),
         (simulate, ["--median-tokens", "nan"], "--median-tokens: found nan; wanted at least 1"),
         (
@@ -156,6 +159,25 @@ def test_a_plan_of_memory_simulates_nothing(capsys, tmp_path):
     ]
     assert plan(["--memory", *SMALL_STEP, *words]) == 0
     assert "on GPUs of 80.0 GiB; samples of at most 1032 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [["--update-weights-interval", "2", "--max-staleness", "1"], ["--max-staleness", "0"]]
+)
+def test_a_plan_tries_the_loops_whatever_bound_a_recipe_has(capsys, words):
+    """The bound is one of what is tried in fully-async, and one step off has its own."""
+    assert plan([*SMALL, "--gpus", "4", "--staleness", "1", *words, "--best", "9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["plans"]
+    assert {each["loop"] for each in found} == {"sync", "one-step-off", "fully-async"}
+
+
+def test_a_reward_with_parts_is_simulated_as_any_other(capsys):
+    words = ["--loops", "sync", "--median-tokens", "9", "--p99-tokens", "30", "--no-limits", "--json"]
+    found = []
+    for key in ([], ["--reward-key", "acc"]):
+        assert simulate([*SMALL, *words, *key]) == 0
+        found.append(json.loads(capsys.readouterr().out)["loops"])
+    assert found[0] == found[1]
 
 
 def test_a_plan_leaves_out_bounds_under_which_weights_are_sent_too_seldom(capsys):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from slime_core.errors import ConfigError
 from slime_core.runtime.virtual_time import run_in_virtual_time
+from slime_simulator.cli import options
 from slime_simulator.costs.costs import Costs, EngineCosts, Slowdown, TrainerCosts
 from slime_simulator.costs.fit import fit, fit_engine, fit_slowdown, fit_trainer, least_squares, schedule
 from slime_simulator.costs.recorded import RecordedRun, Span, Step, read_run
@@ -120,6 +121,53 @@ def test_training_that_overlaps_in_part_is_slowed_down_in_that_part():
         replace(empty, train=Span(10, 14), generation=Span(0, 3)),
     ]
     assert fit_slowdown(steps, costs, gpus=1) == Slowdown(trainer=1.5)
+
+
+def test_requests_that_a_simulation_has_at_once_are_not_those_that_a_run_had(tmp_path, monkeypatch):
+    """A run of 6 at once says what its steps cost; simulated with 48 they cost the same."""
+    drawn, steps = random.Random(0), []
+    costs = EngineCosts(step_s=0.01, request_s=2e-4, kv_token_s=3e-7, prefill_token_s=1e-5, slots=6)
+    times = {"train_time": 1.0, "rollout_time": 1.0, "step_time": 2.0}
+    for _ in range(4):
+        prompts = [drawn.randint(50, 300) for _ in range(20)]
+        responses = [drawn.randint(1, 400) for _ in range(20)]
+        steps.append(step(prompts, responses, generate_s(costs, prompts, responses), **times))
+    own = {"rollout": {"rollout_engine": "torch"}, "torch": {"max_running_requests": 6}}
+    run = RecordedRun(folder=tmp_path, config=own, steps=steps, lengths={0: (1, 1)})
+    monkeypatch.setattr(
+        options, "read_run", lambda folder: replace(run, replicas=1 + (folder.name == "fleet"))
+    )
+    given = [
+        "--from-run",
+        "one",
+        "--hf-checkpoint",
+        "x",
+        "--rollout-batch-size",
+        "8",
+        "--rollout-max-response-len",
+        "9",
+    ]
+    for slots in (6, 48):
+        words = [*given, "--slots", str(slots)] if slots == 48 else given
+        asked = options.read(options.parser("slime simulate", ""), words)
+        assert vars(asked.scenario.costs.engine) == pytest.approx(vars(costs) | {"slots": slots}, rel=1e-6)
+    with pytest.raises(ConfigError, match="of 2 engines; wanted a run of one"):
+        options.read(options.parser("slime simulate", ""), [given[0], "fleet", *given[2:]])
+
+
+@pytest.mark.parametrize(
+    ("engine", "sections", "slots"),
+    [
+        ("torch", {"torch": {"max_running_requests": 64}}, 64),
+        ("slime-torch/torch", {"torch": {"max_running_requests": 64}}, 64),
+        ("sglang", {"torch": {"max_running_requests": 64}, "sglang": {"server_args": {"max_running_requests": 512}}}, 512),
+        ("sglang", {"torch": {"max_running_requests": 64}, "sglang": {"server_args": {}}}, None),
+        ("tabular", {"torch": {"max_running_requests": 64}}, None),
+    ],
+)  # fmt: skip
+def test_the_limit_of_a_run_is_that_of_its_engine(tmp_path, engine, sections, slots):
+    config = {"rollout": {"rollout_engine": engine}} | sections
+    assert RecordedRun(folder=tmp_path, config=config, steps=[], lengths={}).slots == slots
 
 
 def recorded(folder, loop, **config):

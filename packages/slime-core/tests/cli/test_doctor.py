@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from slime_core.cli import doctor
@@ -133,3 +134,23 @@ def test_what_nothing_but_text_was_before_is_one_json_object(capsys):
     assert (status, found["problems"]) == (0, [])
     assert list(found) == ["machine", "packages", "versions", "variables", "problems"]
     assert re.fullmatch(r"[0-9.]+", found["packages"]["slime-core 0.1.0"]["numpy"])
+
+
+def test_what_a_plugin_requires_is_read_in_every_form_and_where_it_is_meant(monkeypatch, capsys):
+    requires = [
+        "packaging (>=1,<999)",
+        "pluggy; python_version > '3'",
+        "pywin32>=300; sys_platform == 'win32'",
+        "nothing-of-this-name @ git+https://example.org/nothing",
+        "numpy>=99; extra == 'new'",
+        "pydantic>=99",
+    ]
+    mine = SimpleNamespace(name="slime-mine", version="1.0", requires=requires)
+    monkeypatch.setattr(doctor, "distributions", lambda: [mine])
+    assert doctor.main(["--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    rows = found["packages"]["slime-mine 1.0"]
+    assert set(rows) == {"packaging", "pluggy", "nothing-of-this-name", "pydantic"}
+    assert rows["nothing-of-this-name"] == "found nothing; wanted any version"
+    assert re.fullmatch(r"found 2\.[\d.]+; wanted >=99", rows["pydantic"])
+    assert [each.partition(":")[0] for each in found["problems"]] == ["nothing-of-this-name", "pydantic"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, MARK
-from slime_sglang.server.command import gpu_arguments, server_command, server_environment
+from slime_sglang.server.command import Device, gpu_arguments, server_command, server_environment
 
 
 def test_command_on_cuda_leaves_the_choices_to_sglang() -> None:
@@ -20,11 +20,13 @@ def test_command_on_cuda_leaves_the_choices_to_sglang() -> None:
     )
 
 
+#: SGLang's check that the memories of a server's ranks have as much left.
+UNBALANCED = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
 #: What a server on CUDA gets of slime, where there is no nvidia-smi to tell of an NVLink.
 ON_CUDA = {
     "NCCL_NVLS_ENABLE": "0",
     "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1",
-    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+    UNBALANCED: "0",
 }
 #: Starts a child as servers are started, after the trainer's variables were set in its parent; the child prints its environment.
 OWNER = """
@@ -54,7 +56,7 @@ asyncio.run(main())
     [
         ("cuda", {}, ON_CUDA),
         ("cuda", {"NCCL_NVLS_ENABLE": "2", "NCCL_CUMEM_ENABLE": "1"}, ON_CUDA | {"NCCL_NVLS_ENABLE": "2", "NCCL_CUMEM_ENABLE": "1"}),
-        ("cpu", {}, {}),
+        ("cpu", {}, {UNBALANCED: "0"}),
     ],
 )  # fmt: skip
 def test_environment_of_a_servers_process(
@@ -78,7 +80,8 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
         "--device cpu --attention-backend torch_native --disable-cuda-graph --skip-server-warmup --sleep-on-idle "
         "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
     )
-    assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
+    chosen = {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": "", UNBALANCED: "0"}
+    assert server_environment(device="cpu") == chosen
 
 
 def test_servers_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +102,19 @@ def test_ranks_of_a_server_on_a_cpu_get_cores_of_their_own(monkeypatch: pytest.M
     assert server_environment(device="cpu", n_ranks=2)[bind] == "2,4,6|3,5"
     assert server_environment(device="cpu", n_ranks=6)[bind] == "2|3|4|5|6|2"  # more than there are
     assert bind not in server_environment(device="cpu", n_ranks_in_all=2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ranks_may_find_more_or_less_memory_free(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """On a CPU they look at one memory at moments of their own, and others take and give some of it meanwhile."""
+    from sglang.srt.distributed.bootstrap import _check_tp_memory_balance
+
+    unlike = {"pre_model_load_memory": 10.1, "local_gpu_memory": 14.5}
+    monkeypatch.delenv(UNBALANCED, raising=False)
+    with pytest.raises(RuntimeError, match="unbalanced"):
+        _check_tp_memory_balance(**unlike)
+    monkeypatch.setenv(UNBALANCED, server_environment(device=device, n_ranks=2)[UNBALANCED])
+    _check_tp_memory_balance(**unlike)
 
 
 def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:

@@ -66,13 +66,14 @@ def candidates(
         engine = replace(scenario.costs.engine, slots=n)
         base = replace(scenario, costs=replace(scenario.costs, engine=engine))
         everywhere = replace(base.cluster, replicas=gpus // per_replica, trainer_gpus=gpus)
-        yield replace(base.having(cluster__colocate=True, run__loop="sync"), cluster=everywhere)
+        shared = base.having(cluster__colocate=True, run__loop="sync", rollout__max_staleness=None)
+        yield replace(shared, cluster=everywhere)
         for trainer_gpus in splits(gpus, per_replica):
             cluster = replace(
                 base.cluster, replicas=(gpus - trainer_gpus) // per_replica, trainer_gpus=trainer_gpus
             )
             apart = replace(base.having(cluster__colocate=False), cluster=cluster)
-            yield apart.having(run__loop="one-step-off")
+            yield apart.having(run__loop="one-step-off", rollout__max_staleness=None)
             for bound in bounds:
                 yield apart.having(
                     run__loop="fully-async",

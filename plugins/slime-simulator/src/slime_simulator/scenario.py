@@ -24,6 +24,7 @@ NEVER_SIMULATED: Mapping[tuple[str, ...], Any] = {
     ("checkpoint", "save_interval"): None,
     ("checkpoint", "save_last"): False,
     ("eval", "eval_interval"): None,
+    ("reward", "reward_key"): None,
     ("rollout", "custom_generate_function_path"): "single-turn",
     ("rollout", "rollout_max_context_len"): None,
     ("rollout", "rollout_min_new_tokens"): 0,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from importlib_metadata import PackageNotFoundError, distributions, version
-from packaging.specifiers import SpecifierSet
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from slime_core.checks.chosen_plugins import chosen
@@ -29,8 +28,6 @@ Prints what this machine has (cores, memory, disk, shared memory, ports, GPUs an
 whether what they require fits, the versions of what they compute with, and the environment variables that processes get where they
 use CUDA (docs/clusters.md). With a recipe: which of the plugins that it chooses are missing. --json prints one JSON object instead.
 Imports none of the packages that compute, and needs no tool: what cannot be known is said. Exit status 1 if something is missing."""
-
-_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(;.*)?$")
 
 
 @dataclass(frozen=True)
@@ -93,15 +90,14 @@ def _packages(found: Findings) -> None:
     ours = sorted({d.name: d for d in distributions() if d.name.startswith("slime-")}.items())
     for name, distribution in ours:
         rows = found.packages[f"{name} {distribution.version}"] = {}
-        for requirement in distribution.requires or ():
-            match = _REQUIREMENT.match(requirement)
-            if match is None or "extra ==" in (match[3] or ""):
+        for one in map(Requirement, distribution.requires or ()):
+            if one.marker is not None and not one.marker.evaluate({"extra": ""}):
                 continue
-            wanted, there = match[2].strip(), _version(match[1])
-            rows[match[1]] = there or ""
-            if there is None or not SpecifierSet(wanted).contains(there, prereleases=True):
-                rows[match[1]] = f"found {there or 'nothing'}; wanted {wanted or 'any version'}"
-                found.problems.append(f"{match[1]}: {rows[match[1]]}")
+            there = _version(one.name)
+            rows[one.name] = there or ""
+            if there is None or not one.specifier.contains(there, prereleases=True):
+                rows[one.name] = f"found {there or 'nothing'}; wanted {one.specifier or 'any version'}"
+                found.problems.append(f"{one.name}: {rows[one.name]}")
 
 
 def _version(name: str) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from slime_core.cli.main import run as slime
-from slime_core.cli.rundir.diff import first_difference
+from slime_core.cli.rundir.diff import _of_samples, first_difference
 from slime_core.cli.rundir.replay import _settings
 from slime_core.config.derive import trackers
 from slime_core.config.load import load_settings
@@ -235,4 +235,18 @@ def test_runs_that_begin_later_are_compared_and_those_without_a_common_step_are_
     assert (
         f"{copied} has steps 3 to 4, and {tmp_path}/other has no step; wanted runs with a step in common"
         in capsys.readouterr().err
+    )
+
+
+def test_log_probs_that_are_no_numbers_at_the_same_places_are_no_difference():
+    """NaN equals nothing, itself included: the next difference is named."""
+    one, other = (
+        {"index": 0, "tokens": [1, 2, 3], "response_length": 2, "rollout_log_probs": [float("nan"), -1.0], "reward": reward}
+        for reward in (1.0, 2.0)
+    )  # fmt: skip
+    assert _of_samples(one, one | {"rollout_log_probs": [float("nan"), -1.0]}) is None
+    assert _of_samples(one, other) == "sample 0: reward is 1.0 in the first run, and 2.0 in the second"
+    told = _of_samples(one, other | {"rollout_log_probs": [float("nan"), -2.0]})
+    assert told is not None and told.startswith(
+        "sample 0, token 1 of the response: rollout_log_probs is -1.0"
     )

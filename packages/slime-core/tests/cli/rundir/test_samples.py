@@ -186,3 +186,11 @@ def test_flags_are_written_out_and_numbers_are_numbers(run, capsys, words, messa
 def test_a_file_of_another_name_is_no_step(run, shown):
     (run / "rollouts/step_\u00b2.jsonl").touch()
     assert shown("--step", "1") == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("flags", [["--descending"], ["--eval", "--dropped"]])
+def test_flags_that_would_do_nothing_are_refused(run, capsys, flags):
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), *flags])
+    assert ended.value.code == 2
+    assert f"argument {flags[-1]}" in capsys.readouterr().err

@@ -76,14 +76,17 @@ def server_environment(
     """Return the variables to add to the environment of a server of `n_ranks` ranks.
 
     On CUDA they are those of `slime_core.devices.cuda_variables` that the user has not set; where the server is at a place of the
-    launcher's (`is_placed`), whose machine knows them, those that the user has set here. On a CPU they hide the GPUs, which SGLang would otherwise take, choose our platform, and share the cores out among
-    the `n_ranks_in_all` ranks of all servers on this host: OpenMP threads that wait for others keep their core busy.
+    launcher's (`is_placed`), whose machine knows them, those that the user has set here. On a CPU they hide the GPUs, which SGLang
+    would otherwise take, choose our platform, and share the cores out among the `n_ranks_in_all` ranks of all servers on this host:
+    OpenMP threads that wait for others keep their core busy. Ranks there share one memory: that each finds as much of it free, at
+    moments of its own, is not asked for.
     """
     if (device or visible_device()) == "cuda":
         if is_placed:
             return handed_on(os.environ)
         return cuda_defaults("server", users_environment(os.environ))
     chosen = {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
+    chosen["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     cores = sorted(os.sched_getaffinity(0))
     if (
         n_ranks > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in os.environ

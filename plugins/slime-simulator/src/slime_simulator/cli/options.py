@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime_core.cli.arguments import split
@@ -28,6 +28,9 @@ _MOST_TOKENS = 1 << 31
 _MOST_GPUS = 100_000
 #: Requests that a replica decodes together, where nothing says it.
 _SLOTS = 256
+#: Flags of costs and lengths that are estimated, and those of costs that are fitted.
+_ESTIMATED = frozenset({"--gpu", "--model", "--median-tokens", "--p99-tokens", "--prompt-tokens"})
+_SCALED = frozenset({"--engine-scale", "--trainer-scale"})
 #: Settings of a simulation without a recipe.
 _WITHOUT_RECIPE = {
     "hf-checkpoint": "simulated",
@@ -66,7 +69,7 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     add(
         "--slots",
         type=int,
-        help="requests that a replica decodes together (256; with --from-run as there, if it says)",
+        help="requests that a replica decodes together (256; with --from-run as there, if it says, whose costs are fitted by its own)",
     )
     add("--steps", type=int, default=20, help="steps to simulate (%(default)s)")
     add(
@@ -112,7 +115,7 @@ def read(options: argparse.ArgumentParser, argv: Sequence[str]) -> Asked:
     registry = Registry.from_environment()
     recipes, flags = split(argv)
     known, words = options.parse_known_args(flags)
-    _check(known)
+    _check(known, given={word.partition("=")[0] for word in flags})
     if not recipes and known.from_run and RunDir(known.from_run[0]).config.is_file():
         recipes = [str(RunDir(known.from_run[0]).config)]
     if not recipes:
@@ -151,7 +154,7 @@ def _costs_of(known: argparse.Namespace, other_model: str | None) -> str:
     )
 
 
-def _check(known: argparse.Namespace) -> None:
+def _check(known: argparse.Namespace, *, given: Set[str]) -> None:
     wanted = {
         "gpus": 2,
         "gpus_per_replica": 1,
@@ -177,6 +180,12 @@ def _check(known: argparse.Namespace) -> None:
     for name in ("engine_scale", "trainer_scale"):
         if not getattr(known, name) > 0:
             problems.append(Problem(f"--{name.replace('_', '-')}", str(getattr(known, name)), "above 0"))
+    has_run = known.from_run is not None
+    for flag in sorted(given & (_ESTIMATED if has_run else _SCALED)):
+        why = "which says it" if has_run else "of whose costs it is"
+        problems.append(
+            Problem(flag, f"it {'with' if has_run else 'without'} --from-run", f"one of them, {why}")
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -184,9 +193,21 @@ def _check(known: argparse.Namespace) -> None:
 def _costs(known: argparse.Namespace, settings: Settings) -> tuple[Costs, Trace]:
     if known.from_run is not None:
         runs = [read_run(folder) for folder in known.from_run]
-        known.slots = known.slots or runs[0].slots or _SLOTS
-        found = fit(runs, slots=known.slots)
-        return scaled(found, engine=known.engine_scale, trainer=known.trainer_scale), runs[0].trace
+        problems = [
+            Problem(
+                "--from-run",
+                f"{run.folder}, of {run.replicas} engines",
+                "a run of one: which had how much to do is not told",
+            )
+            for run in runs
+            if run.replicas > 1
+        ]
+        if problems:
+            raise ConfigError(problems)
+        recorded = runs[0].slots or known.slots or _SLOTS
+        known.slots = known.slots or recorded
+        found = scaled(fit(runs, slots=recorded), engine=known.engine_scale, trainer=known.trainer_scale)
+        return replace(found, engine=replace(found.engine, slots=known.slots)), runs[0].trace
     known.slots = known.slots or _SLOTS
     longest = settings.rollout.rollout_max_response_len
     size, gpu = MODELS[known.model], GPUS[known.gpu]

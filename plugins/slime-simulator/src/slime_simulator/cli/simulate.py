@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     )
     given = {word.split("=")[0] for word in argv}
     if "--preset" in given:
-        return _published(options.parse_args(argv))
+        return _published(_alone(options, argv, "--preset", "--steps", "--json"))
     if "--replay" in given:
         known = _alone(options, argv, "--replay", "--json")
         return replay_command(known.replay, as_json=known.json)
@@ -75,7 +75,7 @@ def _alone(
     flags = {word.split("=")[0] for word in argv if word.startswith("--")}
     other = sorted(flags - {flag, *with_it}) + [word for word in words if not word.startswith("--")]
     if other:
-        wanted = f"{flag} alone, or with {', '.join(with_it)}: all else is the recorded run's"
+        wanted = f"{flag} alone, or with {', '.join(with_it)}: all else is that run's"
         raise ConfigError([Problem(flag, f"also {' '.join(other)}", wanted)])
     return known
 

@@ -73,6 +73,8 @@ class RecordedRun:
     steps: list[Step]
     lengths: dict[int, tuple[int, int]]
     """Tokens of prompt and response, by the index of the sample."""
+    replicas: int = 1
+    """Replicas of its engine that answered, where events say it."""
     engine_shares_prompts: bool = False
     """Whether the engine said that samples met a prompt that was prefilled before."""
     evaluations: list[float] = field(default_factory=list)
@@ -104,7 +106,9 @@ class RecordedRun:
     @property
     def slots(self) -> int | None:
         """Requests that a replica of its engine decoded together at most, where its settings say so."""
-        found = self.config.get("torch", {}).get("max_running_requests")
+        engine = str(self.config.get("rollout", {}).get("rollout_engine", "")).rpartition("/")[2]
+        of_engine = self.config.get(engine, {})
+        found = of_engine.get("server_args", of_engine).get("max_running_requests")
         return None if found is None else int(found)
 
     @property
@@ -126,10 +130,12 @@ def read_run(folder: Path) -> RecordedRun:
     rows = {int(row["step"]): row for row in run_dir.read_metrics() if row.get("perf/step_time") is not None}
     spans = _spans(list(read_events(run_dir.events))) if run_dir.events.is_file() else []
     of_sample: dict[int, Span] = {}
+    replicas = set()
     for span, event in spans:
         if event["name"] == "request" and not event.get("evaluation") and event.get("sample") is not None:
             before = of_sample.get(event["sample"], span)
             of_sample[event["sample"]] = Span(min(before.begin, span.begin), max(before.end, span.end))
+            replicas.add(event["lane"])
     trained = {event.get("step"): span for span, event in spans if event["name"] == "train"}
     steps, lengths, shares = [], {}, False
     for number, row in sorted(rows.items()):
@@ -137,6 +143,9 @@ def read_run(folder: Path) -> RecordedRun:
         if not file.is_file():
             continue
         samples = sorted(read_records(file, columns=True), key=lambda sample: sample["index"] or 0)
+        if any("tokens" not in sample for sample in samples):
+            wanted = f"{file.with_suffix('.npz').name} beside it, whole"
+            raise ConfigError([Problem("--from-run", f"{file}, whose samples are without tokens", wanted)])
         for sample in samples:
             lengths[int(sample["index"] or 0)] = _prompt(sample), int(sample["response_length"])
             shares |= bool((sample.get("prefix_cache_info") or {}).get("cached_tokens"))
@@ -149,6 +158,7 @@ def read_run(folder: Path) -> RecordedRun:
         config=run_dir.read_config(),
         steps=steps,
         lengths=lengths,
+        replicas=max(1, len(replicas)),
         engine_shares_prompts=shares,
         evaluations=[span.end - span.begin for span, event in spans if event["name"] == "eval"],
         saves=[span.end - span.begin for span, event in spans if event["name"] == "save"],

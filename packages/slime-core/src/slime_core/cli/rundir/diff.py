@@ -102,11 +102,10 @@ def _of_samples(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) 
             or name in ("prompt", "weight_versions")
         ):
             return f"{where}: {name} is {_shown(first)} in the first run, and {_shown(second)} in the second"
-        at = next(
-            i
-            for i, (a, b) in enumerate(itertools.zip_longest(first, second))
-            if a != b and (a == a or b == b)
-        )
+        pairs = enumerate(itertools.zip_longest(first, second))
+        at = next((i for i, (a, b) in pairs if a != b and (a == a or b == b)), None)
+        if at is None:  # NaN at the same places
+            continue
         n_prompt = len(one.get("tokens") or ()) - int(one.get("response_length") or 0)
         return f"{where}, {_token(at if is_of_response else at - n_prompt, n_prompt)}: {name} is {_at(first, at)} in the first run, and {_at(second, at)} in the second"
     return None

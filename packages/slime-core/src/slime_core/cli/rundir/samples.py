@@ -248,12 +248,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("run", metavar="RUN_FOLDER", type=Path, help="folder of a run, or of an evaluation")
     add("--step", nargs="+", type=_step, metavar="N", help="of these steps alone: numbers, or last")
-    add(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--eval",
         action="store_true",
         help="of evaluations, not those that were trained on; step 0 is before training",
     )
-    add(
+    kinds.add_argument(
         "--dropped",
         action="store_true",
         help="of groups that a filter dropped, with the reason; they were not trained on",
@@ -266,4 +267,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--descending", action="store_true", help="largest first")
     add("--limit", type=_count, default=10, metavar="N", help="print at most N samples (10); 0 for all")
     add("--json", action="store_true", help="one JSON object a line, with all fields")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.descending and arguments.sort is None:
+        parser.error("argument --descending: found it alone; wanted --sort reward, length or step beside it")
+    return arguments
