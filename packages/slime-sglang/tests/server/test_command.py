@@ -56,7 +56,7 @@ asyncio.run(main())
     [
         ("cuda", {}, ON_CUDA),
         ("cuda", {"NCCL_NVLS_ENABLE": "2", "NCCL_CUMEM_ENABLE": "1"}, ON_CUDA | {"NCCL_NVLS_ENABLE": "2", "NCCL_CUMEM_ENABLE": "1"}),
-        ("cpu", {}, {UNBALANCED: "0"}),
+        ("cpu", {}, {}),
     ],
 )  # fmt: skip
 def test_environment_of_a_servers_process(
@@ -80,8 +80,7 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
         "--device cpu --attention-backend torch_native --disable-cuda-graph --skip-server-warmup --sleep-on-idle "
         "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
     )
-    chosen = {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": "", UNBALANCED: "0"}
-    assert server_environment(device="cpu") == chosen
+    assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_servers_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,8 @@ def server_environment(
             return handed_on(os.environ)
         return cuda_defaults("server", users_environment(os.environ))
     chosen = {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
-    chosen["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
+    if n_ranks > 1:
+        chosen["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     cores = sorted(os.sched_getaffinity(0))
     if (
         n_ranks > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in os.environ
