@@ -144,13 +144,18 @@ def test_what_a_plugin_requires_is_read_in_every_form_and_where_it_is_meant(monk
         "nothing-of-this-name @ git+https://example.org/nothing",
         "numpy>=99; extra == 'new'",
         "pydantic>=99",
+        "two words",
     ]
     mine = SimpleNamespace(name="slime-mine", version="1.0", requires=requires)
     monkeypatch.setattr(doctor, "distributions", lambda: [mine])
     assert doctor.main(["--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     rows = found["packages"]["slime-mine 1.0"]
-    assert set(rows) == {"packaging", "pluggy", "nothing-of-this-name", "pydantic"}
+    assert set(rows) == {"packaging", "pluggy", "nothing-of-this-name", "pydantic", "two words"}
     assert rows["nothing-of-this-name"] == "found nothing; wanted any version"
     assert re.fullmatch(r"found 2\.[\d.]+; wanted >=99", rows["pydantic"])
-    assert [each.partition(":")[0] for each in found["problems"]] == ["nothing-of-this-name", "pydantic"]
+    assert [each.partition(":")[0] for each in found["problems"]] == [
+        "nothing-of-this-name",
+        "pydantic",
+        "two words",
+    ]

@@ -113,5 +113,22 @@ def test_weights_for_an_engine_that_came_back_end_no_evaluation():
     assert [sample.weight_versions for sample in samples] == [["0"]] + [["0", "1"]] * 4
 
 
+def test_a_generator_that_calls_its_own_sample_aborted_is_not_asked_for_ever():
+    asked = []
+
+    async def gives_up(ctx, sample, params):
+        asked.append(sample.index)
+        sample.status = Status.ABORTED
+        return sample
+
+    prompts = Prompts(seconds)
+    prompts.generate = gives_up
+    sections = {"rollout": prompts.rollout, "reward": RewardSection(), "eval": EvalSection()}
+    prompts.settings = Settings(sections, {}, {})
+    evaluating = evaluate_groups(prompts, HeldOut(), step=3, start={}, write=lambda groups: None)
+    run_in_virtual_time(evaluating)
+    assert sorted(asked) == [FIRST_HELD_OUT + i for i in range(5)]
+
+
 def without_times(group):
     return [{name: value for name, value in one.items() if name != "timings"} for one in group]

@@ -112,7 +112,11 @@ def test_prompt_and_response_are_bounded_by_the_set_else_by_the_section(
 
     monkeypatch.setattr(evaluation, "run_group", run_group)
     run = SimpleNamespace(
-        settings=Settings(sections, {}, {}), registry=registry_of(), report=lambda *progress: None
+        settings=Settings(sections, {}, {}),
+        registry=registry_of(),
+        report=lambda *progress: None,
+        engine=None,
+        concurrency=None,
     )
 
     class Source:

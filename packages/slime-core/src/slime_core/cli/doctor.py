@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from importlib_metadata import PackageNotFoundError, distributions, version
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from rich.console import Console
 
 from slime_core.checks.chosen_plugins import chosen
@@ -90,7 +90,13 @@ def _packages(found: Findings) -> None:
     ours = sorted({d.name: d for d in distributions() if d.name.startswith("slime-")}.items())
     for name, distribution in ours:
         rows = found.packages[f"{name} {distribution.version}"] = {}
-        for one in map(Requirement, distribution.requires or ()):
+        for text in distribution.requires or ():
+            try:
+                one = Requirement(text)
+            except InvalidRequirement:
+                rows[text] = "found no requirement that can be read"
+                found.problems.append(f"{text}: {rows[text]}")
+                continue
             if one.marker is not None and not one.marker.evaluate({"extra": ""}):
                 continue
             there = _version(one.name)

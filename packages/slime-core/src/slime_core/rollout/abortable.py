@@ -24,6 +24,8 @@ class AbortableEngine:
         self._engine, self._limit = engine, limit
         self._is_aborted = False
         self._version = ""
+        self.has_ended_requests = False
+        """Whether a request was ended before it was answered, by whomever."""
 
     async def generate(
         self,
@@ -43,6 +45,7 @@ class AbortableEngine:
             shown = {"images": images} if images else {}  # an engine that sees none need not take them
             completion = await self._engine.generate(tokens, params, session_id=session_id, **shown)
             answered = completion.finish_reason != "abort"
+            self.has_ended_requests |= not answered
         finally:
             self._limit.leave(answered=answered)
         self._version = completion.weight_version

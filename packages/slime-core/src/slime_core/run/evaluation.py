@@ -11,6 +11,7 @@ from typing import Any
 from slime_core.config.eval_sets import EvalSet, eval_sets, longest_context, longest_response, set_of
 from slime_core.errors import DataError, RewardError, SampleError
 from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
+from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.group import failure_of, run_group
 from slime_core.run.metrics import evaluation_metrics, outcomes
@@ -125,14 +126,16 @@ async def evaluate(run: RolloutRun, step: int, source: DataSource | None) -> dic
         nonlocal done
         result, is_ended = group, True
         while is_ended:  # by weights for an engine that came back; those of training go on, too
+            engine = AbortableEngine(run.engine, run.concurrency)
             result = await run_group(
                 run,
                 result,
                 params_of=lambda sample: eval_params(run, sample, sets),
+                engine=engine,
                 evaluation=True,
                 max_context_len=longest_context(set_of(group[0].metadata, sets), run.settings),
             )
-            is_ended = any(sample.status is Status.ABORTED for sample in result)
+            is_ended = engine.has_ended_requests and any(one.status is Status.ABORTED for one in result)
         done += 1
         run.report("eval", done, n)
         return result
