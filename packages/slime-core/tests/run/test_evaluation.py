@@ -105,7 +105,7 @@ def test_prompt_and_response_are_bounded_by_the_set_else_by_the_section(
     ]
     seen = {}
 
-    async def run_group(run, group, *, params_of, evaluation, max_context_len):
+    async def run_group(run, group, *, params_of, engine, evaluation, max_context_len):
         assert evaluation
         seen[group[0].metadata["source_name"]] = (max_context_len, params_of(group[0]).max_new_tokens)
         return group
