@@ -13,6 +13,7 @@ from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
+from slime_core.rundir.claim import folder_problems
 
 
 def train(recipe: Path, *flags: str) -> dict[str, Any]:
@@ -47,6 +48,20 @@ def test_overwrite_that_is_refused_deletes_nothing(letters, run):
             ConfigError,
             "model.hf_checkpoint: found .*points, which",
         ),
+        *(
+            (
+                [flag, f"{run}/checkpoints/step_000004"],
+                ConfigError,
+                f"{where}: found .*step_000004, which --overwrite would",
+            )
+            for flag, where in (
+                ("--actor-load", "roles.actor_load"),
+                ("--ref-load", "roles.ref_load"),
+                ("--critic-load", "roles.critic_load"),
+                ("--opd-teacher-load", "roles.opd_teacher_load"),
+                ("--media-root", "data.media_root"),
+            )
+        ),
         (["--run-name", ""], ConfigError, "run.run_name: found ''; wanted the name of a folder below"),
         (["--run-name", "x/../letters"], ConfigError, "run.run_name: found 'x/../letters'"),
         (["--run-name", str(run)], ConfigError, "run.run_name: found '/"),
@@ -59,6 +74,28 @@ def test_overwrite_that_is_refused_deletes_nothing(letters, run):
         with pytest.raises(error, match=message):
             train(letters, "--overwrite", *flags)
         assert files(run.parent) == before
+
+
+def test_folders_for_other_programs_are_apart_from_what_a_run_reads(letters, tmp_path):
+    """With the step's number in the pattern's place the model's folder would be written over by the step of that number."""
+    (tmp_path / "out/step_45").mkdir(parents=True)
+    (tmp_path / "out/link").symlink_to("step_45")
+    registry = Registry()
+
+    def problems(*flags: str) -> list[str]:
+        settings = load_settings(
+            [str(letters)], [*flags, "--save-hf", f"{tmp_path}/out/step_{{step:03}}"], registry=registry
+        )
+        return [str(each) for each in folder_problems(settings) if "that of" in str(each)]
+
+    for flag in ("--hf-checkpoint", "--actor-load", "--ref-load"):
+        for name in ("step_45", "link"):
+            (found,) = problems(flag, f"{tmp_path}/out/{name}")
+            assert (
+                f"out/{name}, that of " in found and "wanted folders apart from what the run reads" in found
+            )
+    assert problems("--actor-load", f"{tmp_path}/out/step_46") == []  # which is not there
+    assert problems("--actor-load", f"{tmp_path}/out") == []
 
 
 def test_overwrite_leaves_nothing_of_the_run_before(letters, run):

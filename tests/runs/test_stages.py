@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slime_core.checks.settings import check_stages
 from slime_core.cli.evaluate import main as evaluate
 from slime_core.config.load import load_settings, load_stages
-from slime_core.errors import CheckpointError, RewardError
+from slime_core.errors import CheckpointError, ConfigError, RewardError
 from slime_core.launch.local import drive, launch
 from slime_core.launch.stages import train_stages
 from slime_core.plugins.registry import Registry
@@ -135,6 +136,38 @@ def test_a_stage_that_later_ones_began_from_is_not_changed_behind_their_backs(st
     summary = train(staged, *longer, "--overwrite")
     assert (summary["steps"], summary["stages"]["first"]["steps"]) == (11, 8)
     assert facts(runs / "second") != before[0]
+
+
+def test_overwrite_that_would_empty_what_the_first_stage_starts_from_empties_nothing(staged, tmp_path):
+    """A run of stages is written anew, and begins with weights that a later stage of it has learnt."""
+    runs = tmp_path / "runs/letters"
+    train(staged, "--eval-interval", "none")
+    before = [facts(runs / name) for name in ("first", "second")]
+    start = ["--set", f"stage.first.checkpoint.load={runs}/second"]
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.load: found .*second, which --overwrite would delete"
+    ):
+        train(staged, "--eval-interval", "none", "--overwrite", *start)
+    assert [facts(runs / name) for name in ("first", "second")] == before
+
+
+def test_only_the_first_stage_starts_from_a_folder_of_the_users(root):
+    """Others start from the weights of the stage before."""
+    registry = Registry()
+
+    def told(*flags: str) -> list[str]:
+        stages = load_stages([str(root / "recipes/sft-then-grpo.toml")], flags, registry=registry)
+        return [str(each) for each in check_stages(stages, registry) if "actor_load" in str(each)]
+
+    (problem,) = told("--actor-load", "x")
+    first, second = (
+        stage.name for stage in load_stages([str(root / "recipes/sft-then-grpo.toml")], [], registry=registry)
+    )
+    assert problem.startswith(
+        f"stage {second}: roles.actor_load: found 'x'; wanted nothing: it starts from the weights of"
+    )
+    assert f"stage.{first}.roles.actor_load" in problem
+    assert told("--set", f"stage.{first}.roles.actor_load=x") == []
 
 
 def test_a_stage_that_fails_ends_the_run_and_the_summary_says_where(staged, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from slime_core.errors import CheckpointError
@@ -14,7 +16,9 @@ from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 
 from ..batches import make_batch
+from ..learner.test_critic import actor_critic
 from ..tiny_models import DEEPSEEK
+from ..views import recording
 
 STACKED = {"head_dim": 32, "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
 
@@ -98,6 +102,41 @@ def test_a_model_whose_folder_has_no_weights_is_saved_once_others_are_trained(
     saved, original = HfCheckpoint(tmp_path / "saved"), HfCheckpoint(qwen3[1])
     assert set(saved) == set(original)
     assert all(torch.equal(saved[name], original[name]) for name in original)
+
+
+@pytest.mark.parametrize("form", ["hugging_face", "run"])
+@pytest.mark.parametrize("role", ["actor_path", "ref_path", "critic_path"])
+def test_weights_of_another_architecture_are_refused_where_every_shape_is_the_same(
+    make_learner, qwen3, tmp_path, form, role
+):
+    """Another base of rotary embeddings is in no shape, and neither engine nor trainer would see it."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in qwen3[1].iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    config = read_config(other)
+    rope = config.get("rope_parameters") or config
+    rope["rope_theta"] = 1e6 + rope.get("rope_theta", 1e4)
+    (other / "config.json").write_text(json.dumps(config))
+    if form == "run":
+        make_learner(folder=other).save(tmp_path / "run")
+    given = other if form == "hugging_face" else tmp_path / "run"
+    algorithm = actor_critic() if role == "critic_path" else recording("ref_log_probs")[0]
+    with pytest.raises(CheckpointError, match=f"{given.name}: rope_theta is .*, the policy's is "):
+        make_learner(algorithm, settings={role: given})
+
+
+def test_a_reference_that_a_run_has_changed_is_not_taken_for_that_of_a_folder(make_learner, qwen3, tmp_path):
+    changing = {"roles": RolesSection(ref_update_interval=1)}
+    learner = make_learner(recording("ref_log_probs")[0], settings=changing)
+    learner.train(make_batch())
+    learner.save(tmp_path)
+    with pytest.raises(
+        CheckpointError, match="found a reference that --ref-update-interval has changed; wanted that of"
+    ):
+        make_learner(recording("ref_log_probs")[0], settings={"ref_path": qwen3[1]}).load(tmp_path)
+    make_learner(recording("ref_log_probs")[0], settings=changing | {"ref_path": qwen3[1]}).load(tmp_path)
+    make_learner(settings={"ref_path": qwen3[1]}).load(tmp_path)  # which reads none
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4"])

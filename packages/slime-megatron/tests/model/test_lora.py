@@ -216,6 +216,31 @@ def test_the_peft_folder_is_of_the_folder_that_the_policy_began_as(make_learner,
         assert config["base_model_name_or_path"] == str(base)
 
 
+def test_adapters_are_loaded_onto_the_base_that_they_were_trained_on(make_learner, tmp_path):
+    learner = make_learner(lr=1e-2)
+    learner.train(make_batch())
+    learner.save_hf(tmp_path / "sft")
+    start = {"lora": LORA, "actor_path": tmp_path / "sft"}
+    make_learner(settings=start).save(tmp_path / "run")
+    make_learner(settings=start).load(tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match="run: found other values of the parameters that are not trained than in"
+    ):
+        make_learner(**lora()).load(tmp_path / "run")
+
+
+def test_a_folder_of_another_kind_is_not_written_over(make_learner, tmp_path):
+    make_learner().save_hf(tmp_path / "model")
+    learner = make_learner(**lora())
+    with pytest.raises(CheckpointError, match="model: exists"):
+        learner.save_hf(tmp_path / "model")
+    learner.save_hf(tmp_path / "adapter")
+    learner.save_hf(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="adapter: exists"):
+        learner.save_hf(tmp_path / "adapter", merged=True)
+    assert (tmp_path / "model/model.safetensors").exists()
+
+
 def test_the_saved_model_is_the_trained_one_and_is_replaced_when_a_step_is_run_again(
     make_learner, qwen3, tmp_path
 ):

@@ -113,17 +113,29 @@ def _between_stages(stages: Sequence[Stage]) -> Iterator[Problem]:
     """Yield settings that only the first stage may have, and those in which no two stages may agree."""
     writers: dict[str, str] = {}
     for stage in stages:
+        if stage is not stages[0]:
+            for where, value in _starts(stage.settings):
+                wanted, todo = (
+                    "nothing: it starts from the weights of the stage before",
+                    "set it for the first",
+                )
+                todo += f", as {STAGE}.{stages[0].name}.{where}"
+                yield _of_stage(stage.name, Problem(where, repr(value), wanted, todo))
         section = stage.settings.checkpoint
-        if section.load is not None and stage is not stages[0]:
-            wanted, todo = "nothing: it starts from the weights of the stage before", "set it for the first"
-            todo += f", as {STAGE}.{stages[0].name}.checkpoint.load"
-            yield _of_stage(stage.name, Problem("checkpoint.load", repr(section.load), wanted, todo))
         if section.save_hf is not None:
             other = writers.setdefault(section.save_hf, stage.name)
             if other != stage.name:
                 where = "checkpoint.save_hf"
                 found = f"{section.save_hf!r}, which stage {other} writes too"
                 yield _of_stage(stage.name, Problem(where, found, "a folder of its own"))
+
+
+def _starts(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield (setting, value) of all that name what a run starts from."""
+    for table, section in settings.sections.items():
+        for field in section.of_first_stage:
+            if (value := getattr(section, field)) is not None:
+                yield f"{table}.{field}", value
 
 
 def _of_stage(name: str, problem: Problem) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -63,6 +63,11 @@ class SectionModel(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Fields that name folders or files which a run reads, and neither deletes nor writes over."""
+    of_first_stage: ClassVar[tuple[str, ...]] = ()
+    """Fields that name what a run starts from: of a recipe's stages the first alone has them."""
 
     def __getattr__(self, name: str) -> Any:
         """Raise `Unset` for a setting that has no value.

@@ -9,11 +9,12 @@ from typing import Any
 
 from slime_core.config.stages import Stage
 from slime_core.config.user_factories import naming
-from slime_core.errors import CheckpointError, Interrupted, SlimeError
+from slime_core.errors import CheckpointError, ConfigError, Interrupted, SlimeError
 from slime_core.launch.local import completed, drive
 from slime_core.plugins.registry import Registry
 from slime_core.run.build import make_build
 from slime_core.run.run import Run
+from slime_core.rundir.claim import emptied_inputs
 from slime_core.rundir.rundir import RunDir
 
 
@@ -32,9 +33,18 @@ def train_stages(stages: Sequence[Stage], registry: Registry) -> dict[str, Any]:
         except SlimeError as error:
             error.add_note(f"in stage {stage.name}")
             raise
-    for stage in stages:
-        if stage.folder.exists():
-            _take(stage.folder, anew=False)
+    folders = [stage.folder for stage in stages]
+    problems = {
+        problem: None
+        for stage in stages
+        if stage.settings.run.overwrite
+        for problem in emptied_inputs(stage.beforehand, folders)
+    }
+    if problems:
+        raise ConfigError(list(problems))
+    for folder in folders:
+        if folder.exists():
+            _take(folder, anew=False)
     for i, stage in enumerate(stages):
         launch = registry.resolve("slime.launchers", stage.settings.run.launcher)
         with naming(registry, "slime.launchers", stage.settings.run.launcher, where="run.launcher"):

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slime_core.config.settings import Settings
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _PATTERN = re.compile(
     r"(?:[^{}]|\{(?:step|rollout_id)(?::0?[0-9]{0,2}d?)?\})*\{(?:step|rollout_id)(?::0?[0-9]{0,2}d?)?\}[^{}]*"
 )
+_FIELD = re.compile(r"\{[^{}]*\}")
 #: Bytes that the name of a Hugging Face folder is longer by while it is written, and of paths below a folder.
 _ADDED, _BELOW = 16, 128
 
@@ -38,18 +39,8 @@ def take_folder(run_dir: RunDir, settings: Settings, *, model: Path) -> None:
     overwrite, load = settings.run.overwrite, settings.checkpoint.load
     found = checkpoint.to_start_from(None if overwrite else run_dir.checkpoints, load=load)
     if overwrite:
-        start = {"model.hf_checkpoint": model} | ({"checkpoint.load": found.path} if found else {})
-        inside = [
-            Problem(
-                where,
-                f"{path}, which --overwrite would delete",
-                f"one outside {run_dir.path}",
-                "give another --run-name",
-            )
-            for where, path in start.items()
-            if path.resolve().is_relative_to(run_dir.path.resolve())
-        ]
-        if inside:
+        start = [("model.hf_checkpoint", model)] + ([("checkpoint.load", found.path)] if found else [])
+        if inside := list(_deleted([*start, *inputs(settings)], run_dir.path)):
             raise ConfigError(inside)
     if found is not None and found.path.parent != run_dir.checkpoints:
         found.verify()
@@ -61,6 +52,32 @@ def take_folder(run_dir: RunDir, settings: Settings, *, model: Path) -> None:
     except BaseException:
         run_dir.release()
         raise
+
+
+def inputs(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """Yield (setting, path) of every folder and file that a run reads by its settings; a name of a model is one that is not there."""
+    for table, section in settings.sections.items():
+        for field in section.reads:
+            given = getattr(section, field)
+            for each in given if isinstance(given, list) else [given]:
+                if each is not None:
+                    yield f"{table}.{field}", Path(each)
+
+
+def emptied_inputs(settings: Settings, folders: Iterable[Path]) -> Iterator[Problem]:
+    """Yield what a run reads in folders that are to be emptied."""
+    for folder in folders:
+        yield from _deleted(inputs(settings), folder)
+
+
+def _deleted(paths: Iterable[tuple[str, Path]], folder: Path) -> Iterator[Problem]:
+    """Yield the paths that are in a folder that is to be emptied, each setting once."""
+    told = set()
+    for where, path in paths:
+        if where not in told and path.resolve().is_relative_to(folder.resolve()):
+            told.add(where)
+            found = f"{path}, which --overwrite would delete"
+            yield Problem(where, found, f"one outside {folder}", "give another --run-name")
 
 
 def folder_problems(settings: Settings) -> Iterator[Problem]:
@@ -93,6 +110,19 @@ def folder_problems(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             "checkpoint.save_hf", str(hf), "a folder apart from the run's own checkpoints and samples"
         )
+    for where, path in inputs(settings):
+        if _may_be(saving.save_hf, path):
+            found = f"{saving.save_hf}, which may be {path}, that of {where}"
+            yield Problem("checkpoint.save_hf", found, "folders apart from what the run reads")
+
+
+def _may_be(pattern: str, path: Path) -> bool:
+    """Return whether a path with fields of the step may be that of a folder that is there."""
+    if not path.is_dir():
+        return False
+    *fixed, last = _FIELD.split(os.path.abspath(pattern))
+    wanted = re.compile("".join(f"{re.escape(part)}[0-9]+" for part in fixed) + re.escape(last))
+    return any(wanted.fullmatch(form(path)) for form in (os.path.abspath, os.path.realpath))
 
 
 def _unwritable(folder: Path, *, added: int = 0) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slime_megatron.checkpoint.convert import find
 from slime_megatron.checkpoint.torch_dist import StoredWeights
-from slime_megatron.settings.manifest import DESCRIPTION, adapter_scale, read_description
+from slime_megatron.settings.manifest import DESCRIPTION, adapter_scale, check_alike, read_description
 
 #: The tensor of a critic's head, [1, hidden_size], in folders of transformers' sequence and token classifiers.
 HF_HEAD = "score.weight"
@@ -34,14 +34,17 @@ def weights_of(folder: Path, family: ModelFamily, architecture: Architecture) ->
         architecture: of the model; of a folder of Megatron nothing else says it.
 
     Raises:
-        CheckpointError: it is none of these, or damaged.
+        CheckpointError: it is none of these, or damaged; or it is a run's, of another architecture.
         DataError: its config.json asks for a quantisation that is not supported.
     """
     if (folder / "config.json").is_file():
         return open_weights(folder, stacked=family.stacked)
     weights = find(folder).weights
-    adapter = adapter_scale(read_description(weights)) if (weights / DESCRIPTION).exists() else None
-    return StoredAsHf(weights, family, architecture, adapter=adapter)
+    description = read_description(weights) if (weights / DESCRIPTION).exists() else None
+    if description is None:
+        return StoredAsHf(weights, family, architecture)
+    check_alike(description["architecture"], architecture, whose=str(folder))
+    return StoredAsHf(weights, family, architecture, adapter=adapter_scale(description))
 
 
 class StoredAsHf(Mapping[str, Tensor]):

@@ -22,8 +22,8 @@ from slime_megatron.model.lora import adapter_weights
 from slime_megatron.model.lora_math import A
 from slime_megatron.settings.section_roles import LoraSection
 
-#: Either file shows that `--save-hf` wrote a folder, which may then be replaced.
-_MARKS = ("config.json", "adapter_config.json")
+#: The file that shows what `--save-hf` wrote: a folder of the same kind is replaced where a step is run again.
+_MODEL, _ADAPTER = "config.json", "adapter_config.json"
 
 
 def save_model(
@@ -53,7 +53,7 @@ def save_model(
     before = open_weights(passed_on_from) if has_weights(passed_on_from) else {}
     tensors = family.with_copies(own, before, architecture)
     whole = itertools.chain(tensors, family.passed_on(before, architecture))
-    save_hf(folder, whole, config_from=config_from, replaces=_is_written_here(folder))
+    save_hf(folder, whole, config_from=config_from, replaces=(folder / _MODEL).is_file())
 
 
 def save_adapter(
@@ -89,9 +89,9 @@ def save_adapter(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    with new_folder(folder, replaces=_is_written_here(folder)) as partial:
+    with new_folder(folder, replaces=(folder / _ADAPTER).is_file()) as partial:
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
-        (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (partial / _ADAPTER).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def peft_tensors(
@@ -107,7 +107,3 @@ def peft_tensors(
         for hf_name, part in zip(hf, parts, strict=True):
             stem = f"base_model.model.{hf_name.removesuffix('.weight')}"
             yield f"{stem}.lora_{'A' if is_a else 'B'}.weight", part.to("cpu", copy=True).contiguous()
-
-
-def _is_written_here(folder: Path) -> bool:
-    return any((folder / mark).is_file() for mark in _MARKS)

@@ -33,7 +33,13 @@ from slime_megatron.learner.behaviour_policies import ROLE_PREFIX, BehaviourPoli
 from slime_megatron.learner.critic import CRITIC, Critic
 from slime_megatron.learner.estimator import StatefulEstimator
 from slime_megatron.learner.metrics import mismatch, sample_means, work
-from slime_megatron.learner.policy_model import add_roles, build_policy, layers_are_trained_alike
+from slime_megatron.learner.policy_model import (
+    add_roles,
+    build_policy,
+    check_reference,
+    layers_are_trained_alike,
+    same_start,
+)
 from slime_megatron.learner.postprocess import postprocess
 from slime_megatron.learner.step import BegunStep, CreditedStep, pack
 from slime_megatron.model.family_layers import layers_of
@@ -214,11 +220,14 @@ class Learner:
         return self._checkpoint_writer.complete(wait=wait)
 
     def load(self, folder: Path) -> None:
-        """Restore all state; see `state.load`."""
+        """Restore all state; see `state.load`, and `policy_model` for what a checkpoint's run must have started from."""
         self.written(wait=True)
+        if "ref_log_probs" in self._needs:
+            check_reference(folder, self._settings)
         if self._critic is not None:
             state.load(self._critic.state, folder / CRITIC)
-        state.load(self._policy_state, folder)
+        with same_start(folder, self.model, self._settings):
+            state.load(self._policy_state, folder)
         # Those of the run that saved may be roles that this one does not read.
         has_ref = "ref_log_probs" in self._needs and "ref" not in self._settings.apart
         for role in self._weight_sets.checkpointed:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from slime_core.errors import CheckpointError
 from slime_models.family.architecture import Architecture
+from slime_models.transfer.fingerprint import fingerprints
 from torch import Tensor
 
 from slime_megatron.checkpoint.stored_as_hf import weights_of
@@ -20,6 +23,7 @@ from slime_megatron.model.lora import add_adapters, clear_adapters
 from slime_megatron.optim.weight_sets import WeightSets, check_same_model
 from slime_megatron.settings.derive import Frozen
 from slime_megatron.settings.learner_settings import LearnerSettings
+from slime_megatron.settings.manifest import read_description
 from slime_megatron.settings.trained_names import trains_layers_alike
 
 
@@ -47,6 +51,7 @@ def build_policy(
     model = build_model(
         held, section, provider=settings.hooks.model_provider, dtype=dtype, device=device, layers=layers
     )
+    check_same_model(settings.first_path, settings.family, held, role="policy")
     start = _weights_of(settings.first_path, settings, held)
     load_weights(model, start, settings.family, held)
     names = global_weights(model, held)
@@ -132,6 +137,46 @@ def build_frozen(
     weights = _weights_of(folder or settings.first_path, settings, architecture)
     load_weights(model, weights, settings.family, architecture)
     return model.requires_grad_(False)
+
+
+def check_reference(folder: Path, settings: LearnerSettings) -> None:
+    """Check that a checkpoint's reference is not another than the one that is asked for.
+
+    Raises:
+        CheckpointError: its run had changed its reference, and here it is that of a folder, for good.
+    """
+    if settings.ref_path is None or settings.roles.ref_update_interval is not None:
+        return
+    if "ref" in read_description(folder).get("roles", ()):
+        raise CheckpointError(
+            f"{folder}: found a reference that --ref-update-interval has changed; wanted that of --ref-load "
+            f"{settings.ref_path}; leave --ref-load out to go on with the changed one"
+        )
+
+
+@contextlib.contextmanager
+def same_start(folder: Path, model: GPTModel, settings: LearnerSettings) -> Iterator[None]:
+    """Check that a checkpoint, which the block loads, is of a run that started from the same weights. Collective over the world.
+
+    Parameters that are not trained show it. Where they are others, a reference would be in part of one start and in part of the
+    other, and a folder of adapters would name a base that they were not trained on.
+
+    Raises:
+        CheckpointError: they are others, on whichever rank.
+    """
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    before = fingerprints(one.detach() for one in frozen)
+    yield
+    differs = torch.tensor(
+        [float(fingerprints(one.detach() for one in frozen) != before)],
+        device=next(model.parameters()).device,
+    )
+    torch.distributed.all_reduce(differs)
+    if differs.item():
+        raise CheckpointError(
+            f"{folder}: found other values of the parameters that are not trained than in {settings.first_path}, from which this run "
+            "starts; wanted the checkpoint of a run that started from there; give --actor-load the folder that it did start from"
+        )
 
 
 def _weights_of(folder: Path, settings: LearnerSettings, architecture: Architecture) -> Mapping[str, Tensor]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from slime_core.errors import CheckpointError
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
 from slime_models.hf.config import read_config
@@ -17,9 +16,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from slime_megatron.model.parameters import MTP, named_weights
+from slime_megatron.settings.manifest import check_alike, describe
 
-#: What the weights of two roles may differ in.
-_MAY_DIFFER = ("max_position_embeddings", "mtp_num_layers")
 #: A weight's name -> its values in another role.
 WeightSet = dict[str, Tensor]
 
@@ -136,21 +134,14 @@ class WeightSets:
 
 
 def check_same_model(folder: Path, family: ModelFamily, wanted: Architecture, *, role: str) -> None:
-    """Check that a folder's weights fit the policy's model; one of Megatron says nothing of it but the weights themselves.
+    """Check that a folder's weights are of the policy's architecture; one of Megatron is looked at where it is read.
 
     Raises:
         CheckpointError: names the first field of the architecture that differs.
     """
     if not (folder / "config.json").is_file():
         return
-    found, wanted = family.architecture(read_config(folder)), wanted.with_padded_vocab(1)
-    for field in dataclasses.fields(wanted):
-        mine, theirs = getattr(wanted, field.name), getattr(found, field.name)
-        if mine != theirs and field.name not in _MAY_DIFFER:
-            raise CheckpointError(
-                f"{role} {folder}: {field.name} is {theirs!r}, the policy's is {mine!r}; a role shares the "
-                "policy's model: give weights of the same architecture"
-            )
+    check_alike(describe(family.architecture(read_config(folder))), wanted, whose=f"{role} {folder}")
 
 
 def _on_host(weights: Mapping[str, Tensor]) -> WeightSet:

@@ -15,6 +15,8 @@ from slime_core.errors import CheckpointError
 from slime_core.files.strict_read import Counted, Unreadable, checked, json_object, read_file
 from slime_models.family.architecture import Architecture
 
+#: What the weights of two roles may differ in.
+_MAY_DIFFER = ("max_position_embeddings", "mtp_num_layers", "holds_mtp")
 #: Written last: a folder without it is incomplete.
 DESCRIPTION = "trainer.json"
 
@@ -78,6 +80,25 @@ def read_description(folder: Path) -> dict[str, Any]:
 def describe(architecture: Architecture) -> dict[str, Any]:
     """Return an architecture as JSON values, without the padding of its vocabulary, which belongs to a layout."""
     return _as_json(dataclasses.asdict(architecture.with_padded_vocab(1)))
+
+
+def check_alike(found: Mapping[str, Any], wanted: Architecture, *, whose: str) -> None:
+    """Check that the weights of a described architecture are those of the policy's model.
+
+    Args:
+        found: the description (see `describe`).
+        wanted: of the policy.
+        whose: weights they are, in the error.
+
+    Raises:
+        CheckpointError: names the first field that differs.
+    """
+    for name, mine in describe(wanted).items():
+        if found.get(name) != mine and name not in _MAY_DIFFER:
+            raise CheckpointError(
+                f"{whose}: {name} is {found.get(name)!r}, the policy's is {mine!r}; a role shares the policy's model: give "
+                "weights of the same architecture"
+            )
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,9 @@ class RolesSection(SectionModel):
     A folder of weights is one of Hugging Face, or of Megatron in the format torch_dist of a model of the policy's architecture.
     """
 
+    reads = ("actor_load", "ref_load", "opd_teacher_load", "critic_load")
+    of_first_stage = ("actor_load",)
+
     actor_load: FilePath | None = None
     """Model (folder or name) whose weights the policy starts from; `hf_checkpoint`, of which config and tokenizer always are, when
     not given."""

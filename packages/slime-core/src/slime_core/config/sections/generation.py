@@ -43,6 +43,8 @@ TopK = Annotated[int, Ge(-1), Le(MOST), AfterValidator(_top_k)]
 class DataSection(SectionModel):
     """Where prompts come from, and which columns hold what."""
 
+    reads = ("prompt_data", "media_root")
+
     data_source_path: str = "file"
     """Data source."""
     buffer: str = "fifo"
@@ -215,6 +217,8 @@ class RewardSection(SectionModel):
 
 class EvalSection(SectionModel):
     """How the model is evaluated on held-out prompts."""
+
+    reads = ("eval_prompt_data", "eval_config")
 
     eval_interval: Count | None = None
     """Steps between evaluations; the run's start and end are always evaluated when given."""

@@ -53,6 +53,8 @@ class RunSection(SectionModel):
 class ModelSection(SectionModel):
     """The model that is trained and served."""
 
+    reads = ("hf_checkpoint",)
+
     hf_checkpoint: FilePath
     """Hugging Face folder or hub name of the model, or a name that `slime models list` shows."""
     model_name: str | None = None
@@ -124,6 +126,8 @@ class ClusterSection(SectionModel):
 
 class CheckpointSection(SectionModel):
     """When the run is saved, and what is kept."""
+
+    reads = of_first_stage = ("load",)
 
     save_interval: Count | None = None
     """Steps between checkpoints; the last step alone is saved when not given."""
