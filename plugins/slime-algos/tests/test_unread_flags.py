@@ -53,6 +53,16 @@ def test_a_flag_that_nothing_reads_is_refused_with_what_would(unread, flags, rea
 
 
 @pytest.mark.parametrize(
+    ("flag", "value"), [("--value-loss-type", "value_loss"), ("--value-loss-args", '{"value_clip": 0.4}')]
+)
+def test_a_loss_of_the_critic_is_refused_where_there_is_no_critic(unread, flag, value):
+    (found,) = unread(flag, value)
+    wanted = "wanted --advantage-estimator ppo, or another that reads values, or not this flag"
+    assert found.endswith(f"found {flag}, which nothing reads here; {wanted}")
+    assert unread(flag, value, "--advantage-estimator", "ppo") == []
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ("--advantage-estimator", "ppo", "--lambd", "0.95", "--gamma", "0.9", "--value-clip", "0.4"),

@@ -185,6 +185,28 @@ def test_files_of_prompts_are_refused_and_not_ignored():
     assert create_source(Build(sums(), data=data, evaluation=True))  # they are what is trained on
 
 
+def test_what_is_said_of_evaluation_files_is_refused_and_not_ignored():
+    given = {"eval_prompt_data": ["a", "a.jsonl"], "eval_config": "sets.toml", "eval_label_key": "answer"}
+    section = EvalSection(eval_data_source_path="gym", eval_num_prompts=5, **given)
+    with pytest.raises(ConfigError) as caught:
+        create_source(Build(sums(), eval=section, evaluation=True))
+    assert {problem.where for problem in caught.value.problems} == {
+        "eval.eval_prompt_data", "eval.eval_config", "eval.eval_label_key", "eval.eval_num_prompts"
+    }  # fmt: skip
+    assert "wanted none: the data source 'gym' has prompts of its own; --eval-data-source-path file" in str(
+        caught.value
+    )
+    assert create_source(Build(sums(), eval=section))  # trained on is something else
+
+
+def test_held_out_problems_may_not_be_longer_than_evaluations_take():
+    section = sums(task_args=ONE_DIGIT | {"max_terms": 3}, prompt_template="{question}", size=50)
+    whole = create_source(Build(section, evaluation=True))
+    source = create_source(Build(section, eval=EvalSection(eval_max_prompt_len=7), evaluation=True))
+    assert 0 < len(source) < len(whole)
+    assert {len(group[0].tokens) for group in source.take(len(source))} == {7}  # "1 + 2 =" is 7 bytes
+
+
 def test_unknown_task_is_refused_with_the_nearest_name():
     with pytest.raises(DataError, match="did you mean 'chain_sum'"):
         training_problems(GymSection(task="chain_sums"))

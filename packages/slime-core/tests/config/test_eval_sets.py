@@ -48,6 +48,7 @@ def test_sets_that_are_no_tables_are_named(told, value):
         ('[[eval.datasets]]\nname = "a"\n', "a.path: found nothing; wanted text that is not empty"),
         ('[[eval.datasets]]\nname = "a"\npath = ""\n', "a.path: found ''; wanted text that is not empty"),
         (SET + 'temperature = "1"\n', "a.temperature: found '1'; wanted a number of at least 0, or none"),
+        (SET + "top_k = 0\n", "a.top_k: found 0; wanted -1 for all, or how many of the most likely: 1 or more"),
         (SET + "n_samples_per_eval_prompt = 0\n", "found 0; wanted a whole number of at least 1, or none"),
         (SET + "repetition_penalty = 0.5\n", "found 0.5; wanted a number of at least 1 and at most 1"),
         (SET + "no_stop_trim = false\n", "a.no_stop_trim: found False; wanted True"),

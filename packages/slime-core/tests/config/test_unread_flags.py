@@ -61,6 +61,8 @@ OTHER = "".join(
 
 MASKING = "--partial-rollout, and in the loop fully-async --update-weights-in-flight continue"
 
+DEFAULT = "--rollout-function-path default"
+
 
 @pytest.fixture
 def unread(install, site, tmp_path):
@@ -180,6 +182,33 @@ def test_flags_that_were_translated_are_left_alone(unread):
             ("--tis-args", '{"a": 1}'),
             "--custom-tis-function-path",
             ("--custom-tis-function-path", "json:dumps"),
+        ),
+        (
+            ("--over-sampling-batch-size", "8", "--loop", "fully-async"),
+            f"{DEFAULT}, and in the loop fully-async --dynamic-sampling-filter-path",
+            ("--dynamic-sampling-filter-path", "json:dumps"),
+        ),
+        (
+            ("--partial-rollout", "--rollout-function-path", "sft"),
+            DEFAULT,
+            ("--rollout-function-path", "default"),
+        ),
+        (
+            ("--dynamic-sampling-filter-path", "json:dumps", "--rollout-function-path", "recorded"),
+            DEFAULT,
+            ("--rollout-function-path", "default"),
+        ),
+        (
+            ("--loss-mask-type", "json:dumps"),
+            "--rollout-function-path sft",
+            ("--rollout-function-path", "sft"),
+        ),
+        (("--media-root", "m"), "--multimodal-keys", ("--multimodal-keys", '{"image": "images"}')),
+        (("--apply-chat-template-kwargs", '{"a": 1}'), "--apply-chat-template", ("--apply-chat-template",)),
+        (
+            ("--apply-chat-template-kwargs", '{"a": 1}'),
+            "--apply-chat-template",
+            ("--rollout-function-path", "sft"),
         ),
         (
             ("--update-weight-delta-encoding", "overwrite"),

@@ -80,6 +80,26 @@ def test_evaluation_reads_its_own_sets_in_order_with_their_names(tmp_path):
     assert {len(group) for group in groups} == {3}
 
 
+def test_evaluation_leaves_out_prompts_that_are_too_long(tmp_path):
+    easy = write_rows(tmp_path / "easy.jsonl", [{"input": "1+1"}, {"input": "17*23"}, {"input": "3+3"}])
+    hard = write_rows(tmp_path / "hard.jsonl", [{"input": "2^2"}])
+    given = {"evaluation": True, "eval_prompt_data": ["easy", easy, "hard", hard]}
+    source = source_of(**given, eval_max_prompt_len=3, n_samples_per_eval_prompt=2)
+    assert [group[0].prompt for group in source.take(len(source))] == ["1+1", "3+3", "2^2"]
+    with pytest.raises(DataError, match="all 4 held-out prompts have more than eval_max_prompt_len 2 tokens"):
+        source_of(**given, eval_max_prompt_len=2)
+
+
+def test_messages_that_nobody_rendered_have_no_length_to_evaluate_by(tmp_path):
+    rows = [{"input": [{"role": "user", "content": "1+1"}]}]
+    path = write_rows(tmp_path / "chat.jsonl", rows)
+    given = {"evaluation": True, "eval_prompt_data": ["chat", path]}
+    told = r"chat.jsonl:1: chat messages that are not rendered have no length .* eval_max_prompt_len 2; set apply"
+    with pytest.raises(DataError, match=told):
+        source_of(**given, eval_max_prompt_len=2)
+    assert len(source_of(**given)) == 1
+
+
 @pytest.mark.parametrize("pairs", [[], ["easy"], ["easy", "a.jsonl", "easy", "b.jsonl"]])
 def test_evaluation_sets_are_names_and_files_in_turn(pairs):
     with pytest.raises(DataError, match="wanted names and files in turn"):

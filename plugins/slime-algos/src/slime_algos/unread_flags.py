@@ -1,4 +1,5 @@
-"""`unread_flags`: options given as flags that no chosen estimator, loss, reducer or reward transform takes."""
+"""`unread_flags`: options given as flags that no chosen estimator, loss, reducer or reward transform takes, and flags of a critic's loss
+where there is no critic."""
 
 from __future__ import annotations
 
@@ -17,25 +18,35 @@ from slime_algos.section import AlgosSection
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
     from slime_core.plugins.registry import Registry
+    from slime_core.run.assemble import Algorithm
 
 
 #: Settings of core's that are options of its reward transform.
 _OF_TRANSFORMS = ("disable_grpo_std_normalization", "std_ddof", "std_eps", "std_over_batch", "leave_one_out")
+#: Settings of core's that are the critic's loss and its options, and what has a critic.
+_OF_CRITICS = ("value_loss_type", "value_loss_args")
+_CRITIC = "--advantage-estimator ppo, or another that reads values"
 
 
 def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    """Yield the flags of `[algos]`, and of reward transforms, whose values differ from the defaults and reach no function.
+    """Yield the flags of `[algos]`, of reward transforms and of the critic's loss, whose values differ from the defaults and reach no function.
 
     Imports what is chosen, torch with it, only where there is such a flag.
     """
     of_transforms = unread_without(settings, "algorithm", _OF_TRANSFORMS, wanted="")
     flags = [*unread_without(settings, "algos", AlgosSection.model_fields, wanted=""), *of_transforms]
-    if not flags:
+    of_critics = [*unread_without(settings, "algorithm", _OF_CRITICS, wanted=_CRITIC)]
+    if not flags and not of_critics:
         return
+    from slime_core.run.assemble import algorithm
+
     try:
-        read = _read(settings, registry)
+        made = algorithm(settings, registry)
+        read = _read(made, settings, registry)
     except (ConfigError, PluginError):  # each is told by checks of its own
         return
+    if made.value_loss is None:
+        yield from of_critics
     if read is None:
         return
     for problem in flags:
@@ -44,11 +55,8 @@ def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
             yield dataclasses.replace(problem, wanted=_readers(name, registry) + problem.wanted)
 
 
-def _read(settings: Settings, registry: Registry) -> set[str] | None:
+def _read(made: Algorithm, settings: Settings, registry: Registry) -> set[str] | None:
     """Return the options that chosen functions are given from `[algos]`; None where that cannot be known."""
-    from slime_core.run.assemble import algorithm
-
-    made = algorithm(settings, registry)
     read: set[str] = set()
     for function in (made.estimator, made.loss, made.value_loss, made.reducer):
         read.update(getattr(function, "keywords", {}))

@@ -14,6 +14,12 @@ def test_a_class_hands_out_prompts_and_goes_on_after_a_checkpoint(train):
     assert [one["prompt"] for one in longer.samples("step_000003")[::4]] == ["d", "e", "a", "b"]
 
 
+def test_a_class_hands_out_prompts_also_where_no_data_set_is_read(train):
+    without = ("--disable-rollout-global-dataset", "--prompt-data", "none")
+    run = train(SOURCE, "own_source.Counting", "--num-rollout", "1", *without)
+    assert [one["prompt"] for one in run.samples()[::4]] == ["a", "b", "c", "d"]
+
+
 @pytest.mark.parametrize("name", ["Curriculum", "Plain"])
 def test_a_class_of_the_runs_own_prompts_draws_what_the_run_draws(train, name):
     ours = train("--run-name", "ours", "--num-rollout", "2")

@@ -22,7 +22,7 @@ def create_source(build: BuildContext) -> PromptSource:
     `metadata["source_name"]` the task.
 
     Raises:
-        ConfigError: `prompt_data` is given.
+        ConfigError: files of prompts are given.
         DataError: the task has too few problems, or `rollout_max_prompt_len` leaves none to train on.
     """
     refuse_prompt_data(build)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slime_core.config.base import Unset
-from slime_core.config.derive import run_folder
+from slime_core.config.derive import FILE_SOURCE, run_folder
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.settings import Settings
 from slime_core.data.rows.open_rows import file_problem, names_file
@@ -47,7 +47,7 @@ def _data(settings: Settings) -> Iterator[Problem]:
     data = settings.data
     if data.disable_rollout_global_dataset:
         return
-    if data.data_source_path in ("file", "slime-core/file") and data.prompt_data:
+    if data.data_source_path in FILE_SOURCE and data.prompt_data:
         words = data.prompt_data
         if len(words) > 1 and (len(words) % 2 or len(set(words[::2])) < len(words[::2])):
             wanted = "one file, or names and files in turn, each name once: math math.jsonl code code.jsonl"
@@ -78,7 +78,7 @@ def _held_out(settings: Settings, registry: Registry) -> Iterator[Problem]:
         eval_sets(
             settings, registry
         )  # nothing is evaluated; what is wrong with the file is told all the same
-    if evaluation.eval_interval is None or evaluation.eval_data_source_path not in (None, "file"):
+    if evaluation.eval_interval is None or evaluation.eval_data_source_path not in (None, *FILE_SOURCE):
         return
     names, files = evaluation.eval_prompt_data[::2], evaluation.eval_prompt_data[1::2]
     yield from _unreadable_names("eval.eval_prompt_data", names)

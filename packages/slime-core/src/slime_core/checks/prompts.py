@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_core.config.derive import is_single_turn
+from slime_core.config.derive import FILE_SOURCE, is_single_turn
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
 from slime_core.config.settings import Settings
-from slime_core.errors import Problem
+from slime_core.errors import PluginError, Problem
 from slime_core.plugins.registry import Registry
 
 #: How settings name the rollout, and the evaluation, that nobody replaced.
 _DEFAULT = ("default", "slime-core/default")
 
 
-def prompt_problems(settings: Settings) -> Iterator[Problem]:
+def prompt_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
     """Yield that there are no prompts to train on, or weights of files that are not given."""
     data = settings.data
     if data.disable_rollout_global_dataset:
-        yield from _without_prompts(settings)
+        yield from _without_prompts(settings, registry)
         return
-    if data.data_source_path == "file" and not data.prompt_data:
+    if data.data_source_path in FILE_SOURCE and not data.prompt_data:
         yield Problem(
             "data.prompt_data",
             "nothing",
@@ -34,10 +34,19 @@ def prompt_problems(settings: Settings) -> Iterator[Problem]:
             yield Problem("data.prompt_data_weights", repr(name), f"names of prompt_data: {there}")
 
 
-def _without_prompts(settings: Settings) -> Iterator[Problem]:
+def _without_prompts(settings: Settings, registry: Registry) -> Iterator[Problem]:
     where, data = "data.disable_rollout_global_dataset", settings.data
     if data.prompt_data:
         yield Problem(where, f"it beside data.prompt_data {data.prompt_data!r}", "one of the two")
+    if (source := data.data_source_path) not in FILE_SOURCE:
+        try:
+            is_own = not registry.find("slime.sources", source).distribution
+        except PluginError:  # which is said already
+            return
+        if not is_own:
+            found = f"it beside data.data_source_path {source!r}, which has prompts of its own"
+            yield Problem(where, found, "one of the two")
+        return  # a source of somebody's own brings the prompts, and says how many there are
     if settings.run.num_rollout is None:
         yield Problem(
             "run.num_rollout", "nothing", "the number of steps", "without prompts there is no epoch"

@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_core.checks.chosen_plugins import ROLLOUT_HOOKS, name_problems
 from slime_core.checks.input_files import missing_files
+from slime_core.checks.loops import loop_problems
 from slime_core.checks.prompts import evaluation_problems, least_lengths, prompt_problems
 from slime_core.checks.unread_flags import unread_flags
 from slime_core.config.base import Unset
@@ -38,7 +39,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     problems: list[Problem] = []
     for check in _CHECKS:
         problems += _told(partial(check, settings))
-    for look in (name_problems, missing_files, least_lengths, _supervised, _media, _environment):
+    for look in _CHECKS_OF_CHOICES:
         problems += _told(partial(look, settings, registry))
     for hook in registry.hook_manager.hook.slime_check_config.get_hookimpls():
         known = {"settings": settings, "registry": registry}
@@ -105,8 +106,13 @@ def _trainer(settings: Settings, registry: Registry) -> Iterator[Problem]:
         yield Problem(
             "run.loop", f"{settings.run.loop} with a trainer", "--train-backend none: it would train nothing"
         )
-    elif only_rolls_out and settings.checkpoint.save_last:
-        yield Problem("checkpoint.save_last", "true where nothing is trained", "false: --no-save-last")
+    elif only_rolls_out:
+        section = settings.checkpoint
+        if section.save_last:
+            yield Problem("checkpoint.save_last", "true where nothing is trained", "false: --no-save-last")
+        for name in ("save_interval", "save_hf"):
+            if (value := getattr(section, name)) is not None:
+                yield Problem(f"checkpoint.{name}", f"{value} where nothing is trained", "none")
 
 
 def _between_stages(stages: Sequence[Stage]) -> Iterator[Problem]:
@@ -371,8 +377,18 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _weight_folder,
     _weight_host,
     _steps,
-    prompt_problems,
     evaluation_problems,
     _reward,
     _processes,
+)
+#: Those that look at what is chosen by name.
+_CHECKS_OF_CHOICES: tuple[Callable[[Settings, Registry], Iterator[Problem]], ...] = (
+    name_problems,
+    prompt_problems,
+    missing_files,
+    least_lengths,
+    loop_problems,
+    _supervised,
+    _media,
+    _environment,
 )

@@ -98,9 +98,13 @@ def unread_without(
 
 def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]:
     """Yield flags of core's own sections that are read only beside other settings."""
-    rollout, train = settings.rollout, settings.train
+    rollout, train, data = settings.rollout, settings.train, settings.data
     generators = [plugin for plugin in plugins if plugin.group == "slime.generators"]
+    sources = [plugin for plugin in plugins if plugin.group == "slime.sources"]
     loop = {plugin.qualified for plugin in plugins if plugin.group == "slime.loops"}
+    rollouts = {plugin.qualified for plugin in plugins if plugin.group == "slime.rollouts"}
+    generates = not rollouts & {"slime-core/sft", "slime-core/recorded"}
+    renders_none = bool(rollouts) and rollouts <= {"slime-core/default", "slime-core/recorded"}
     updates_in_flight = not loop & {"slime-core/sync", "slime-core/one-step-off", "slime-core/rollout-only"}
     for is_read, table, fields, wanted in (
         (
@@ -108,6 +112,37 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             "environment",
             [field for field in type(settings.environment).model_fields if field != "environment"],
             "--custom-generate-function-path multi-turn",
+        ),
+        (
+            generates,
+            "rollout",
+            ["dynamic_sampling_filter_path", "partial_rollout"],
+            "--rollout-function-path default",
+        ),
+        (
+            # The loop that takes prompts one by one counts by it what a filter dropped.
+            generates
+            and (loop != {"slime-core/fully-async"} or rollout.dynamic_sampling_filter_path is not None),
+            "rollout",
+            ["over_sampling_batch_size"],
+            "--rollout-function-path default, and in the loop fully-async --dynamic-sampling-filter-path",
+        ),
+        (not renders_none, "data", ["loss_mask_type"], "--rollout-function-path sft"),
+        (
+            bool(data.multimodal_keys) or settings.eval.eval_config is not None,
+            "data",
+            ["media_root"],
+            "--multimodal-keys",
+        ),
+        (
+            # Evaluation sets, the rollout sft, and generators and sources of others have their own ways to render.
+            data.apply_chat_template
+            or settings.eval.eval_config is not None
+            or not renders_none
+            or any(plugin.distribution != "slime-core" for plugin in [*generators, *sources]),
+            "data",
+            ["apply_chat_template_kwargs"],
+            "--apply-chat-template",
         ),
         (updates_in_flight, "rollout", ["max_staleness_policy"], "--loop fully-async"),
         (updates_in_flight, "train", ["update_weights_in_flight"], "--loop fully-async"),

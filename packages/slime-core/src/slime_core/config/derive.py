@@ -14,6 +14,8 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import Role
 
+#: How settings name the data source that reads files.
+FILE_SOURCE = ("file", "slime-core/file")
 #: How settings name the generator that sends a prompt with its images.
 _SINGLE_TURN = ("single-turn", "slime-core/single-turn")
 #: Setting of a run -> the tracker that it adds.
@@ -184,7 +186,9 @@ def choices(settings: Settings) -> Choices:
         )
     reducer = algorithm.custom_pg_loss_reducer_function_path or algorithm.loss_reducer
     if algorithm.calculate_per_token_loss:
-        if reducer not in ("sample-mean", "token-mean"):
+        # What a recipe says may be the default that a run wrote into its folder.
+        is_typed = settings.origin("algorithm", "loss_reducer").startswith("--")
+        if reducer not in ("sample-mean", "token-mean") or (is_typed and reducer == "sample-mean"):
             problems.append(
                 Problem(
                     "algorithm.calculate_per_token_loss", f"it beside the reducer {reducer!r}", "one of them"

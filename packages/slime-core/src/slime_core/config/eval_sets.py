@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationError
 from slime_core.config.base import Amount, Count, FilePath, Index, Positive, SectionModel, Share, Text
 from slime_core.config.parsing.words import annotation_of, wanted
 from slime_core.config.sections import EvalSection
+from slime_core.config.sections.generation import TopK
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.files.json_text import is_deep, parse_json, shown, why_not_json
@@ -73,7 +74,7 @@ class EvalSet(SectionModel):
     """Temperature; 0 is greedy."""
     top_p: Share | None = None
     """Nucleus of the sampling distribution."""
-    top_k: Annotated[int, Ge(-1)] | None = None
+    top_k: TopK | None = None
     """Most likely tokens to sample from; -1 for all."""
     max_response_len: Count | None = None
     """Most tokens of a response."""

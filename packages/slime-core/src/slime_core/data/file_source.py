@@ -86,10 +86,7 @@ def _held_out(build: BuildContext, prompt_format: PromptFormat) -> tuple[list[Sa
         samples, where = build_prompts(
             records, build.tokenizer, prompt_format=_format_of(one, section, prompt_format)
         )
-        most = section.eval_max_prompt_len
         for sample, place in zip(samples, where, strict=True):
-            if most is not None and len(sample.tokens) > most:
-                continue
             sample.metadata = {**sample.metadata, **(one.metadata_overrides or {}), "source_name": name}
             sample.custom_rm_path = one.reward
             sample.generate_function_path = one.custom_generate_function_path

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from slime_core.config.build import BuildContext
-from slime_core.config.derive import choices
+from slime_core.config.derive import FILE_SOURCE, choices, is_single_turn
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
 from slime_core.config.model_fit import context_limit
 from slime_core.config.user_factories import made
@@ -38,9 +38,9 @@ def make_source(build: BuildContext) -> DataSource:
     Raises:
         DataError: the data is not what the settings say; names the row.
     """
-    if build.settings.data.disable_rollout_global_dataset:
-        return PromptlessSource(build.settings.rollout.n_samples_per_prompt)
     name = build.settings.data.data_source_path
+    if build.settings.data.disable_rollout_global_dataset and name in FILE_SOURCE:
+        return PromptlessSource(build.settings.rollout.n_samples_per_prompt)
     logger.info(
         "reading prompts from %s", " ".join(build.settings.data.prompt_data) or name, extra=ON_TERMINAL
     )
@@ -63,7 +63,24 @@ def make_eval_source(build: BuildContext) -> DataSource | None:
     name = section.eval_data_source_path or "file"
     source: DataSource = made(held_out, "slime.sources", name, where="eval.eval_data_source_path")
     check_prompts(source, held_out)
+    _tell_of_copies(build)
     return source
+
+
+def _tell_of_copies(build: BuildContext) -> None:
+    """Warn of evaluation sets whose prompts have several samples that are all the same."""
+    settings = build.settings
+    if not is_single_turn(settings) or settings.eval.eval_function_path not in _DEFAULT:
+        return  # what else has a say may be random
+    for name, own in (eval_sets(settings, build.registry) or {"": EvalSet(path="-")}).items():
+        n = own.n_samples_per_eval_prompt or settings.eval.n_samples_per_eval_prompt
+        temperature = settings.eval.eval_temperature if own.temperature is None else own.temperature
+        if n > 1 and temperature == 0 and own.custom_generate_function_path is None:
+            logger.warning(
+                "evaluation%s: n_samples_per_eval_prompt %d with temperature 0, which is greedy: the samples of a prompt are all "
+                "the same, and every pass@k is pass@1; give --eval-temperature",
+                f" {name}" if name else "", n,
+            )  # fmt: skip
 
 
 def prompts_of(source: DataSource) -> Iterator[Sample]:

@@ -10,6 +10,7 @@ import pickle
 import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,14 +207,10 @@ class PromptSource:
         self._order = self._order_of(self._epoch)
 
     def _is_short(self, number: int, sample: Sample) -> bool:
-        if self._max_prompt_len is None:
+        most = self._max_prompt_len
+        if most is None:
             return True
-        if not sample.tokens:
-            raise DataError(
-                f"{self._place(number)}: chat messages that are not rendered have no length to hold against "
-                f"rollout_max_prompt_len {self._max_prompt_len}; set apply_chat_template, or drop the limit"
-            )
-        return len(sample.tokens) <= self._max_prompt_len
+        return _is_within(most, sample, partial(self._place, number), "rollout_max_prompt_len")
 
     def _all_too_long(self, shortest: int | None) -> DataError:
         return DataError(
@@ -287,19 +284,52 @@ def _is_flat(value: Any) -> bool:
     return type(value) is list and _FLAT.issuperset(map(type, value))
 
 
-def refuse_prompt_data(build: BuildContext) -> None:
-    """Refuse files of prompts, for a source of training prompts that reads none: they would be ignored without a word.
+def _is_within(most: int, sample: Sample, place: Callable[[], str], setting: str) -> bool:
+    """Return whether a prompt has at most so many tokens; raises DataError where it has no length yet."""
+    if not sample.tokens:
+        raise DataError(
+            f"{place()}: chat messages that are not rendered have no length to hold against {setting} {most}; set "
+            "apply_chat_template, or drop the limit"
+        )
+    return len(sample.tokens) <= most
+
+
+#: Settings of evaluation that name files of prompts, or say what is in those.
+_OF_EVAL_FILES = (
+    "eval_prompt_data",
+    "eval_config",
+    "eval_input_key",
+    "eval_label_key",
+    "eval_tool_key",
+    "eval_num_prompts",
+)
+
+
+def refuse_prompt_data(build: BuildContext, *, but: Sequence[str] = ()) -> None:
+    """Refuse files of prompts, and what says how those are read, for a source that reads none: they would be ignored without a word.
+
+    Args:
+        build: says whether it is for training or for evaluation; settings of the other are left alone.
+        but: settings of evaluation that the source does read.
 
     Raises:
-        ConfigError: `prompt_data` is given.
+        ConfigError: `prompt_data` is given; for evaluation `eval_prompt_data`, or another setting of evaluation sets in files.
     """
-    data = build.settings.data
-    if data.prompt_data and not build.evaluation:
-        wanted = f"none: the data source {data.data_source_path!r} has prompts of its own"
-        found = repr(data.prompt_data)[:200]
-        raise ConfigError(
-            [Problem("data.prompt_data", found, wanted, "--data-source-path file reads the files")]
-        )
+    data, evaluation = build.settings.data, build.settings.eval
+    if build.evaluation:
+        name, flag = evaluation.eval_data_source_path, "--eval-data-source-path"
+        given = {f"eval.{one}": getattr(evaluation, one) for one in _OF_EVAL_FILES if one not in but}
+    else:
+        name, flag = data.data_source_path, "--data-source-path"
+        given = {"data.prompt_data": data.prompt_data}
+    wanted = f"none: the data source {name!r} has prompts of its own"
+    problems = [
+        Problem(where, repr(value)[:200], wanted, f"{flag} file reads the files")
+        for where, value in given.items()
+        if value
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def source_of(
@@ -313,6 +343,8 @@ def source_of(
 ) -> PromptSource:
     """Return the source over these prompts that a run is to have: held-out ones in order, others as it shuffles.
 
+    Held-out prompts of more tokens than `eval_max_prompt_len` are left out.
+
     Args:
         prototypes: one sample per prompt.
         build: says which of the two it is for.
@@ -320,10 +352,29 @@ def source_of(
         digest: see `PromptSource`.
         seed_offset: which of the sources of one run that are shuffled side by side.
         n_samples: of each held-out prompt; as settings say when not given.
+
+    Raises:
+        DataError: there are no prompts, or none is short enough, or one has no length yet.
     """
     if build.evaluation:
-        each = n_samples or build.settings.eval.n_samples_per_eval_prompt
-        return PromptSource(prototypes, n_samples_per_prompt=each, place=place)
+        section = build.settings.eval
+        each, most = n_samples or section.n_samples_per_eval_prompt, section.eval_max_prompt_len
+        if most is None or not len(prototypes):
+            return PromptSource(prototypes, n_samples_per_prompt=each, place=place)
+        kept = [
+            number
+            for number, sample in enumerate(prototypes)
+            if _is_within(most, sample, partial(place, number), "eval_max_prompt_len")
+        ]
+        if not kept:
+            raise DataError(
+                f"all {len(prototypes)} held-out prompts have more than eval_max_prompt_len {most} tokens; raise the limit"
+            )
+        return PromptSource(
+            [prototypes[number] for number in kept],
+            n_samples_per_prompt=each if isinstance(each, int) else [each[number] for number in kept],
+            place=lambda number: place(kept[number]),
+        )
     rollout = build.settings.rollout
     return PromptSource(
         prototypes,

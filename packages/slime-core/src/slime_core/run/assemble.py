@@ -326,6 +326,9 @@ def resolve_eval_function(settings: Settings, registry: Registry) -> EvalFn:
             None,
         )
         if goes_with_it is not None:
+            if given := section.eval_function_args:
+                wanted = f"none: {rollout.rollout_function_path} brings its own evaluation, which takes none"
+                raise ConfigError([Problem("eval.eval_function_args", shown(given), wanted)])
             return goes_with_it
     return resolve_function(
         settings,

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_core.checks.loops import other_rollout, shared_devices, too_young
 from slime_core.config.derive import BatchSizes
 from slime_core.config.settings import Settings
-from slime_core.errors import ConfigError, Problem
+from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
     Buffer,
@@ -125,12 +126,8 @@ class GeneratingHalf(ABC):
         Raises:
             ConfigError: trainer and engine share devices, or samples would be older than `max_staleness`.
         """
-        self._check_apart()
-        interval = self.settings.train.update_weights_interval
-        bound = self.settings.rollout.max_staleness
-        if bound is not None and bound < interval:
-            wanted = f"at least {interval}: groups are generated a step ahead, with weights sent every {interval} steps"
-            raise ConfigError([Problem("rollout.max_staleness", str(bound), wanted)])
+        if problems := [*shared_devices(self.settings), *too_young(self.settings)]:
+            raise ConfigError(problems)
         if step > self.num_steps or step in self.ahead:
             yield
             return
@@ -154,12 +151,12 @@ class GeneratingHalf(ABC):
         Raises:
             ConfigError: trainer and engine share devices, or the rollout function is not the dispatcher's.
         """
-        self._check_apart()
-        section = self.settings.rollout
+        problems = [*shared_devices(self.settings)]
         if self.rollout_fn is not rollout:
-            found = section.rollout_function_path
-            wanted = "default: only the dispatcher generates through weight updates"
-            raise ConfigError([Problem("rollout.rollout_function_path", found, wanted)])
+            problems.append(other_rollout(self.settings))
+        if problems:
+            raise ConfigError(problems)
+        section = self.settings.rollout
         self.dispatcher.admission = Bounded(
             max_staleness=1 if section.max_staleness is None else section.max_staleness,
             in_completion_order=section.rollout_in_completion_order,
@@ -167,12 +164,6 @@ class GeneratingHalf(ABC):
         )
         async with self.dispatcher.open():
             yield
-
-    def _check_apart(self) -> None:
-        if self.settings.cluster.shares_devices:
-            loop = self.settings.run.loop
-            wanted = f"devices of their own: the loop {loop} generates while it trains"
-            raise ConfigError([Problem("cluster.colocate", "trainer and engine that share devices", wanted)])
 
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:

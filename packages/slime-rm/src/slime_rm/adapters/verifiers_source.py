@@ -27,7 +27,7 @@ def create_source(build: BuildContext) -> PromptSource:
     be text, and there may be no system prompt.
 
     Raises:
-        ConfigError: a taskset without end, and no size; an evaluation of no tasks; or `prompt_data` is given.
+        ConfigError: a taskset without end, and no size; an evaluation of no tasks; or files of prompts are given.
         DataError: there are no tasks left, a prompt does not fit, or all are too long.
     """
     refuse_prompt_data(build)

@@ -24,7 +24,7 @@ def create_kernelbench(build: BuildContext) -> PromptSource:
     The label is the problem's source, as in the fork's data.
 
     Raises:
-        ConfigError: no file is set, or `prompt_data` is.
+        ConfigError: no file is set, or files of prompts are given.
         DataError: a row is no problem, or no problem is of the wanted levels.
     """
     refuse_prompt_data(build)
@@ -52,7 +52,7 @@ def create_generated(build: BuildContext) -> PromptSource:
     The label is a right answer, where the family has some: the rollout `sft` trains on it.
 
     Raises:
-        ConfigError: `prompt_data` is given.
+        ConfigError: files of prompts are given.
         DataError: the families do not have that many, or there are none of the wanted levels.
     """
     refuse_prompt_data(build)

@@ -55,7 +55,8 @@ class DataSection(SectionModel):
     prompt_data_weights: dict[str, Positive] = {}
     """Weight of each name of `prompt_data`: prompts are taken in these proportions; 1 where not given."""
     disable_rollout_global_dataset: bool = False
-    """Read no prompts: samples are handed out empty, and the generator, or the rollout function, brings the prompts."""
+    """Read no prompts: samples are handed out empty, and the generator, or the rollout function, brings the prompts. A data source of
+    your own is asked all the same."""
     input_key: str = "input"
     """Column of the prompt: text, or a list of chat messages."""
     label_key: str | None = None
@@ -98,7 +99,8 @@ class RolloutSection(SectionModel):
     n_samples_per_prompt: Count = 1
     """Samples generated for each prompt."""
     over_sampling_batch_size: Count | None = None
-    """Prompts taken at once, each time that a step needs more (a wave); at least `rollout_batch_size`, which it is when not given."""
+    """Prompts taken at once, each time that a step needs more (a wave); at least `rollout_batch_size`, which it is when not given. The loop
+    fully-async takes them one by one: there it says how many dropped groups `dynamic_sampling_max_waves` counts as a wave."""
     rollout_concurrency: Count | Literal["auto"] | None = None
     """Most requests of the run that are in flight at the engine at once, those of evaluations included; further ones wait here,
     in order. `auto` follows the load that the engine reports: it grows while the KV cache has room, and falls when that is full
@@ -240,7 +242,8 @@ class EvalSection(SectionModel):
     eval_tool_key: str | None = None
     """Column of tool schemas in evaluation sets; `tool_key` when not given."""
     eval_data_source_path: str | None = None
-    """Data source of the evaluation set, when it is not a file."""
+    """Data source of the evaluation set, when it is not a file. Where it has prompts of its own, settings of evaluation files are refused
+    beside it."""
     eval_num_prompts: Count | None = None
     """Rows of each evaluation file that are used; all when not given."""
     n_samples_per_eval_prompt: Count = 1
@@ -258,6 +261,6 @@ class EvalSection(SectionModel):
     eval_max_context_len: Count | None = None
     """Most tokens of prompt and response; a longer response is cut. Only the engine's own limit holds when not given."""
     eval_max_prompt_len: Count | None = None
-    """Drop evaluation prompts of more tokens than this."""
+    """Drop evaluation prompts of more tokens than this, of any data source; chat messages without a template have no length, and are refused."""
     eval_pass_threshold: Weight = 1.0
     """A sample with at least this reward counts as solved."""

@@ -39,7 +39,7 @@ class AlgorithmSection(SectionModel):
     custom_tis_function_path: str | None = None
     """Function that weighs and rejects tokens by the log-probs of engine and trainer, in the place of what `use_tis` does."""
     calculate_per_token_loss: bool = False
-    """Same as `--loss-reducer token-mean`."""
+    """Same as `--loss-reducer token-mean`; another reducer beside it is refused."""
     disable_rewards_normalization: bool = False
     """Credit rewards as they are: the transform `raw` in the place of the estimator's."""
     disable_grpo_std_normalization: bool = False
