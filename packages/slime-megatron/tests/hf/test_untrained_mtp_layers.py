@@ -63,7 +63,9 @@ def run_from_it(cut_models, with_mtp_layer, tmp_path):
     (tmp_path / "megatron/release").rename(step / "trainer")
     (step / "state.json").write_text("{}")
     seal(step, 4)
-    config = f'[model]\nhf_checkpoint = "{cut_models["glm4_moe"]}"\n[roles]\nactor_load = "{with_mtp_layer}"\n'
+    config = (
+        f'[model]\nhf_checkpoint = "{cut_models["glm4_moe"]}"\n[roles]\nactor_load = "{with_mtp_layer}"\n'
+    )
     (tmp_path / "run/config.toml").write_text(config)
     return tmp_path / "run"
 

@@ -95,7 +95,9 @@ def test_a_critic_without_a_head_begins_at_zero_and_its_first_gradient_is_autogr
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_critic_starts_from_a_runs_critic_and_neither_a_policy_nor_a_folder_does(make_learner, make_hf, tmp_path, tied):
+def test_a_critic_starts_from_a_runs_critic_and_neither_a_policy_nor_a_folder_does(
+    make_learner, make_hf, tmp_path, tied
+):
     _, folder = make_hf("qwen3", head_dim=32, tie_word_embeddings=tied)
     learner, batch, seen = make_learner(actor_critic(), folder=folder, lr=1e-2), make_batch(), []
     learner.train(batch)

@@ -80,7 +80,12 @@ def test_transformers_loads_by_default_what_was_written_from_a_config_of_another
     from transformers import AutoModel, LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, dtype=named
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        dtype=named,
     )
     config.save_pretrained(tmp_path / "config")
     generator = torch.Generator().manual_seed(0)
