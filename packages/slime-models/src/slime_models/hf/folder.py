@@ -256,12 +256,12 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
 
 def _name_dtype(config: dict[str, Any], count: Counter[torch.dtype]) -> bool:
     """Set the dtypes that a config.json names to the one of most numbers; return whether they were others."""
-    known = [dtype for dtype, _ in count.most_common() if dtype in _DTYPES]
+    most = next((_DTYPES.get(dtype) for dtype, _ in count.most_common(1)), None)
     text, is_changed = config.get("text_config"), False
     for part in (config, text) if isinstance(text, dict) else (config,):
         for key in ("dtype", "torch_dtype"):
-            if known and part.get(key) not in (None, _DTYPES[known[0]]):
-                part[key], is_changed = _DTYPES[known[0]], True
+            if most is not None and part.get(key) not in (None, most):
+                part[key], is_changed = most, True
     return is_changed
 
 
