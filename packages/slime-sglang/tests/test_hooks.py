@@ -37,6 +37,12 @@ def problems_of(*flags: str, recipes: Sequence[str] = ()) -> list[str]:
     ]
 
 
+def unread(*flags: str) -> list[str]:
+    registry = Registry.from_environment()
+    settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", "m"], registry=registry)
+    return [str(problem) for problem in unread_flags([settings], registry)]
+
+
 REQUIRED = ("--rollout-batch-size", "1", "--rollout-max-response-len", "8", "--rollout-engine", "sglang")
 
 
@@ -118,6 +124,7 @@ def test_a_key_is_read_from_its_file_and_wants_something_that_asks_for_it(tmp_pa
 def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: str) -> None:
     (problem,) = problems_of(*REQUIRED, flag, value)
     assert flag[2:].replace("-", "_") in problem
+    assert problems_of(*REQUIRED[:-1], "slime-sglang/sglang", flag, value) == [problem]
     assert problems_of(*REQUIRED[:-1], "torch", flag, value) == []
 
 
@@ -153,6 +160,32 @@ def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: s
     unread = list(unread_flags([other], registry))
     assert len(unread) == len([flag for flag in flags if flag.startswith("--")])
     assert {problem.wanted for problem in unread} == {"--rollout-engine sglang, or not this flag"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--rollout-health-check-interval", "2"),
+        ("--rollout-health-check-timeout", "2"),
+        ("--rollout-health-check-first-wait", "2"),
+        ("--rollout-engine-restarts", "1"),
+    ],
+)
+def test_settings_of_a_watch_over_engines_are_refused_without_it(flag: str, value: str) -> None:
+    (problem,) = unread(flag, value)
+    assert problem.endswith(
+        f"found {flag}, which nothing reads here; wanted --use-fault-tolerance, or not this flag"
+    )
+    assert unread(flag, value, "--use-fault-tolerance") == []
+
+
+@pytest.mark.parametrize(
+    "flags", [("--sglang-mem-fraction-static", "0.8"), ("--rollout-num-gpus-per-engine", "2")]
+)
+def test_what_reaches_no_external_server_is_refused(flags: Sequence[str]) -> None:
+    (problem,) = unread(*EXTERNAL, *flags)
+    assert f"found {flags[0]}, which nothing reads here; wanted no --rollout-external-engine-addrs" in problem
+    assert unread(*flags, "--rollout-num-gpus", "2") == unread(*EXTERNAL) == []
 
 
 def test_a_router_is_refused_where_caches_of_earlier_weights_are_kept() -> None:

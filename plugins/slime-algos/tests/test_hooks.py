@@ -123,7 +123,9 @@ def test_conventions_say_how_a_kl_loss_is_estimated_and_not_a_penalty_in_the_rew
     assert check(origin="numerics theirs", algos=kind | {"use_kl_loss": True, "kl_loss_coef": 0.1}) == []
 
 
-@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    "name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "slime-algos/reinforce_plus_plus"]
+)
 def test_reinforce_plus_plus_wants_whitening(name):
     (problem,) = check(algorithm={"advantage_estimator": name})
     assert problem.todo == "add --normalize-advantages"
@@ -131,7 +133,13 @@ def test_reinforce_plus_plus_wants_whitening(name):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [{"advantage_estimator": "gspo"}, {"advantage_estimator": "grpo", "loss_type": "gspo_loss"}]
+    "algorithm",
+    [
+        {"advantage_estimator": "gspo"},
+        {"advantage_estimator": "slime-algos/gspo"},
+        {"advantage_estimator": "grpo", "loss_type": "gspo_loss"},
+        {"advantage_estimator": "grpo", "loss_type": "slime-algos/gspo_loss"},
+    ],
 )
 def test_gspo_wants_a_bound_of_its_own(algorithm):
     (problem,) = check(algorithm=algorithm)
@@ -166,7 +174,13 @@ def test_gdpo_names_parts_that_the_rewards_have():
         "algos.gdpo_weights: found the part 'ifbnch'; wanted one of the rewards of rm_weights: math, ifbench; "
         "did you mean 'ifbench'?"
     )
+    (qualified,) = check(
+        algorithm={"advantage_estimator": "slime-algos/gdpo"},
+        algos={"normalize_advantages": True, "gdpo_weights": {}},
+        reward={"rm_weights": several},
+    )
     (problem,) = gdpo({}, rm_weights=several)
+    assert qualified == problem
     assert problem.todo == """add --gdpo-weights '{"math": 1.0, "ifbench": 0.5}'"""
 
 

@@ -8,7 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from slime_core.cli.memory import device_of
+from slime_core.config.load import load_settings
 from slime_core.errors import TrainerError
+from slime_core.plugins.registry import Registry
 from slime_ray.launcher import set_environment
 
 
@@ -119,3 +122,18 @@ def test_a_start_of_ray_that_times_out_is_tried_once_more_and_leaves_nothing(tim
     ).stdout.splitlines()
     assert printed[0].startswith(said)
     assert printed[1].split() == [str(status) for status in statuses]
+
+
+def test_what_the_machines_of_a_cluster_have_is_not_judged_by_this_one(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def memory_bytes(*flags):
+        needed = ["--hf-checkpoint", "m", "--rollout-batch-size", "2", "--rollout-max-response-len", "8"]
+        settings = load_settings(
+            [], [*needed, "--launcher", "ray", *flags], registry=Registry.from_environment()
+        )
+        return device_of(settings, None).memory_bytes
+
+    assert memory_bytes() is not None  # it starts one here
+    assert memory_bytes("--ray-address", "local") is not None
+    assert memory_bytes("--ray-address", "10.0.0.1:6379") is None

@@ -17,7 +17,7 @@ from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rundir.events import EventLog
 from slime_models.cpu import multiplies_bfloat16
 from slime_models.family.families.llama import LLAMA
-from slime_torch.engine import TorchEngine, engine_dtype
+from slime_torch.engine import TorchEngine, cache_bytes, engine_dtype
 from slime_torch.factory import create_engine
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
@@ -274,3 +274,9 @@ def test_behind_a_limit_equal_calls_give_equal_bits_and_the_tokens_are_those_wit
         found.append(asyncio.run(limited(limit)))
     assert found[0] == found[1]
     assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[2]]
+
+
+def test_a_cache_of_a_given_length_is_not_cut_to_half_of_the_memory():
+    cpu = torch.device("cpu")
+    assert cache_bytes(TorchSection(max_total_tokens=64), cpu) is None
+    assert cache_bytes(TorchSection(), cpu) > 2**27

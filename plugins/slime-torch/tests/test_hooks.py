@@ -11,7 +11,7 @@ from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_models.family.families.dense import QKV_WEIGHT
 from slime_models.family.families.llama import LLAMA
-from slime_torch.hooks import slime_check_build
+from slime_torch.hooks import slime_check_build, slime_check_config
 
 from .conftest import CONFIGS
 
@@ -94,3 +94,21 @@ def test_a_folder_without_weights_is_refused_on_this_machine(problems, tmp_path)
     (problem,) = problems("llama", has_weights=False)
     assert f"model.hf_checkpoint: found {tmp_path}, which has no weights; wanted model.safetensors" in problem
     assert problems("llama", "--launcher", "elsewhere", has_weights=False) == []
+
+
+def test_a_cache_that_has_no_room_for_a_whole_context_is_refused(problems):
+    context = CONFIGS["llama"]().max_position_embeddings
+    (problem,) = problems("llama", "--torch-max-total-tokens", str(context - 1))
+    assert problem.startswith(
+        f"torch.max_total_tokens: found {context - 1}, and a context of {context} tokens"
+    )
+    assert problem.endswith(f"a shorter context: --torch-max-context-len {context - 1}")
+    assert problems("llama", "--torch-max-total-tokens", str(context)) == []
+    assert problems("llama", "--torch-max-total-tokens", "40", "--torch-max-context-len", "40") == []
+
+
+def test_names_with_the_distribution_are_the_engines_own():
+    flags = ["--hf-checkpoint", "m", "--rollout-batch-size", "1", "--rollout-max-response-len", "8"]
+    flags += ["--rollout-engine", "slime-torch/torch", "--update-weight-transport", "nccl"]
+    settings = load_settings([], flags, registry=(registry := Registry()))
+    assert "train.update_weight_transport" in {p.where for p in slime_check_config(settings, registry)}

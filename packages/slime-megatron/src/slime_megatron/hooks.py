@@ -118,7 +118,8 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
         save_hf, build.section(RolesSection).actor_load, lora, family, architecture
     )
     if section.enable_mtp_training and architecture.mtp_num_layers:
-        found += checks.missing_mtp(build.model_path, family, architecture)
+        start = build.section(RolesSection).actor_load
+        found += checks.missing_mtp(Path(start or build.model_path), family, architecture)
     return found
 
 

@@ -6,6 +6,8 @@ import json
 
 import pytest
 import torch
+from slime_core.cli.main import run
+from slime_core.files.checksums import seal
 from slime_core.plugins.registry import Registry
 from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_models.hf.folder import HfCheckpoint, save_hf
@@ -50,6 +52,38 @@ def test_the_layer_goes_there_and_back(with_mtp_layer, tmp_path, capsys):
     to_hf(source, tmp_path / "hf", registry, config_from=tmp_path / "megatron/hf", max_file_bytes=10**9)
     assert_passed_on(tmp_path / "hf")
     assert not capsys.readouterr().err
+
+
+@pytest.fixture
+def run_from_it(cut_models, with_mtp_layer, tmp_path):
+    """A run of the model without the layer whose weights began as those of the folder with it."""
+    to_megatron(cut_models["glm4_moe"], tmp_path / "megatron", Registry.from_environment())
+    step = tmp_path / "run/checkpoints/step_000004"
+    step.mkdir(parents=True)
+    (tmp_path / "megatron/release").rename(step / "trainer")
+    (step / "state.json").write_text("{}")
+    seal(step, 4)
+    config = (
+        f'[model]\nhf_checkpoint = "{cut_models["glm4_moe"]}"\n[roles]\nactor_load = "{with_mtp_layer}"\n'
+    )
+    (tmp_path / "run/config.toml").write_text(config)
+    return tmp_path / "run"
+
+
+def test_a_run_that_started_from_other_weights_keeps_their_layer(run_from_it, tmp_path, capsys):
+    assert run(["convert", "to-hf", str(run_from_it), str(tmp_path / "hf")]) == 0
+    assert_passed_on(tmp_path / "hf")
+
+
+def test_a_run_whose_first_weights_are_gone_is_converted_with_a_folder_that_is_named(
+    run_from_it, cut_models, tmp_path, capsys
+):
+    config = (run_from_it / "config.toml").read_text().partition("[roles]")[0]
+    (run_from_it / "config.toml").write_text(f'{config}[roles]\nactor_load = "/gone/sft"\n')
+    command = ["convert", "to-hf", str(run_from_it), str(tmp_path / "hf")]
+    assert run(command) == 2
+    assert "its run started from /gone/sft (--actor-load), which is not there" in capsys.readouterr().err
+    assert run([*command, "--config-from", str(cut_models["glm4_moe"])]) == 0
 
 
 def test_a_conversion_says_when_it_has_no_such_layer(cut_models, tmp_path, capsys):

@@ -12,6 +12,7 @@ from slime_core.config.load import load_settings
 from slime_core.errors import CheckpointError
 from slime_core.plugins.registry import Registry
 from slime_core.run.assemble import Algorithm, algorithm
+from slime_megatron.checkpoint.convert import to_hf
 from slime_megatron.checkpoint.role_checks import role_problems
 from slime_megatron.settings.section_roles import RolesSection
 from slime_models.hf.config import read_config
@@ -94,7 +95,9 @@ def test_a_critic_without_a_head_begins_at_zero_and_its_first_gradient_is_autogr
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_critic_starts_from_a_runs_critic_and_a_policy_does_not(make_learner, make_hf, tmp_path, tied):
+def test_a_critic_starts_from_a_runs_critic_and_neither_a_policy_nor_a_folder_does(
+    make_learner, make_hf, tmp_path, tied
+):
     _, folder = make_hf("qwen3", head_dim=32, tie_word_embeddings=tied)
     learner, batch, seen = make_learner(actor_critic(), folder=folder, lr=1e-2), make_batch(), []
     learner.train(batch)
@@ -111,6 +114,15 @@ def test_a_critic_starts_from_a_runs_critic_and_a_policy_does_not(make_learner, 
     roles = RolesSection(actor_load=str(tmp_path / "run/critic"), critic_load=str(tmp_path / "run/critic"))
     (problem,) = role_problems(roles, family, family.architecture(read_config(folder)))
     assert (problem.where, problem.found) == ("roles.actor_load", f"{tmp_path}/run/critic, which is a critic")
+    with pytest.raises(CheckpointError, match="run/critic: is a critic, whose head would be lost"):
+        to_hf(
+            tmp_path / "run/critic",
+            tmp_path / "hf",
+            Registry.from_environment(),
+            config_from=folder,
+            max_file_bytes=10**9,
+        )
+    assert not (tmp_path / "hf").exists()
 
 
 def test_without_a_folder_of_its_own_the_critic_begins_as_the_policy_does(make_learner, qwen3, tmp_path):

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.errors import CheckpointError, TrainerError
 from slime_core.plugins.registry import Registry
 from slime_megatron import hooks
 from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_megatron.settings.section import MegatronSection
-from slime_models.hf.folder import HfCheckpoint
+from slime_models.hf.folder import HfCheckpoint, save_hf
 
 from ..batches import make_batch
 from ..comparison import near, sent
@@ -318,3 +319,36 @@ def test_a_model_without_such_layers_is_refused(make_learner, mtp_model, cut_mod
         make_learner(folder=mtp_model[1], megatron=section(**one))
     with pytest.raises(TrainerError, match="mtp_num_layers: found 1 without enable_mtp_training"):
         make_learner(folder=mtp_model[1], megatron=MegatronSection(**one))
+
+
+def test_the_layers_are_wanted_of_the_folder_that_the_policys_weights_begin_as(mtp_model, tmp_path):
+    whole, bare = mtp_model[1], tmp_path / "bare"
+    lasting = {n: w for n, w in HfCheckpoint(whole).items() if not n.startswith(MTP_LAYER)}
+    save_hf(bare, lasting.items(), config_from=whole)
+
+    def found(folder, *flags):
+        flags = (
+            "--enable-mtp-training",
+            "--rollout-batch-size",
+            "2",
+            "--rollout-max-response-len",
+            "8",
+            *flags,
+        )
+        registry = Registry()
+        build = BuildContext(
+            settings=load_settings([], ["--hf-checkpoint", str(folder), *flags], registry=registry),
+            registry=registry,
+            load_tokenizer=lambda: None,
+            model_path=folder,
+            run_dir=tmp_path,
+        )
+        return [str(problem) for problem in hooks.slime_check_build(build=build)]
+
+    assert found(whole) == found(bare, "--actor-load", str(whole)) == []
+    for problems in (found(bare), found(whole, "--actor-load", str(bare))):
+        (problem,) = problems
+        assert (
+            f"found it with num_nextn_predict_layers 2 in config.json, and the weights of {bare}, which"
+            in problem
+        )

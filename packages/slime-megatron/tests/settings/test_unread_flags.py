@@ -50,9 +50,21 @@ def test_a_flag_that_nothing_reads_is_refused_with_what_would(flags, wanted, bes
     ]
 
 
-def test_the_folder_of_updates_is_kept_where_updates_go_through_it_or_may():
-    flag = "--update-weight-disk-keep-files"
-    (told,) = unread("--update-weight-transport", "memory", flag)
-    assert told.endswith("wanted --update-weight-transport disk, or not this flag")
-    assert unread("--update-weight-transport", "disk", flag) == []
-    assert unread(flag) == []  # the engine chooses
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--update-weight-disk-keep-files",),
+        ("--custom-update-weight-post-write-path", "json:dumps"),
+    ],
+)
+def test_what_is_done_with_the_folder_of_updates_is_refused_where_they_do_not_go_through_it(flags):
+    for transport in (
+        (),
+        ("--update-weight-transport", "memory"),
+    ):  # without one engines take memory, or nccl
+        (told,) = unread(*transport, *flags)
+        assert told.endswith(
+            f": found {flags[0]}, which nothing reads here; wanted --update-weight-transport disk, or not this flag"
+        )
+    assert unread("--update-weight-transport", "disk", *flags) == []
+    assert unread("--update-weight-mode", "delta", *flags) == []

@@ -73,6 +73,49 @@ def test_transformers_reads_what_is_written(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], weights[name]) for name in weights)
 
 
+@pytest.mark.parametrize(("named", "held"), [("bfloat16", torch.float32), ("float32", torch.bfloat16)])
+def test_transformers_loads_by_default_what_was_written_from_a_config_of_another_dtype(
+    tmp_path: Path, named: str, held: torch.dtype
+) -> None:
+    from transformers import AutoModel, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        dtype=named,
+    )
+    config.save_pretrained(tmp_path / "config")
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(tensor.shape, generator=generator).to(held)
+        for name, tensor in AutoModel.from_config(config).state_dict().items()
+    }
+    folder = save_hf(tmp_path / "out", weights.items(), config_from=tmp_path / "config")
+    assert_holds(folder, weights)
+    read = AutoModel.from_pretrained(folder, local_files_only=True).state_dict()
+    assert all(read[name].dtype == held and torch.equal(read[name], weights[name]) for name in weights)
+
+
+def test_every_dtype_that_a_config_names_is_that_of_most_numbers(tmp_path: Path, source: Path) -> None:
+    text = {"torch_dtype": "float32", "dtype": None}
+    (source / "config.json").write_text(json.dumps({"dtype": "float16", "text_config": text}))
+    tensors = TENSORS | {"bias": torch.ones(2), "ids": torch.arange(9)}
+    folder = save_hf(tmp_path / "out", tensors.items(), config_from=source)
+    assert read_config(folder) == {
+        "dtype": "bfloat16",
+        "text_config": {"torch_dtype": "bfloat16", "dtype": None},
+    }
+
+
+def test_config_that_names_the_written_dtype_is_copied_as_it_is(tmp_path: Path, source: Path) -> None:
+    (source / "config.json").write_text('{"torch_dtype":   "bfloat16"}')
+    folder = save_hf(tmp_path / "out", TENSORS.items(), config_from=source)
+    assert (folder / "config.json").read_text() == '{"torch_dtype":   "bfloat16"}'
+
+
 def test_views_are_written_as_tensors_of_their_own(tmp_path: Path, source: Path) -> None:
     fused = torch.arange(12.0).reshape(4, 3)
     tensors = {"gate": fused[:2], "up": fused[2:], "column": fused[:, 1], "whole": fused, "again": fused}

@@ -32,6 +32,7 @@ from slime_sglang.checks.router import router_problems, router_setting
 from slime_sglang.checks.stages import stage_problems
 from slime_sglang.settings.section import (
     CAPABILITIES,
+    NAMES,
     ROUTED_EXPERTS,
     FleetSection,
     SglangSection,
@@ -67,7 +68,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     yield from argument_problems(settings.section(SglangSection).server_args, where="sglang.server_args")
     yield from served_name_problems(settings)
     rollout = settings.rollout
-    if rollout.rollout_engine != "sglang":
+    if rollout.rollout_engine not in NAMES:
         return
     fleet = settings.section(FleetSection)
     yield from gpu_problems(settings)
@@ -100,9 +101,19 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 
 
 @hookimpl
+def slime_check_flags(settings: Settings) -> Iterable[Problem]:
+    """Refuse settings of a watch that is not kept, and arguments of servers that the run does not start."""
+    if settings.rollout.rollout_engine not in NAMES:
+        return ()
+    from slime_sglang.checks.unread_flags import unread_flags  # with the checks of core
+
+    return unread_flags(settings)
+
+
+@hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     """Refuse missing models, a folder for servers that updates do not fit, and what neither routed experts nor images pass."""
-    if build.settings.rollout.rollout_engine != "sglang":
+    if build.settings.rollout.rollout_engine not in NAMES:
         return
     yield from model_problems(build)
     yield from stage_problems(build)

@@ -66,7 +66,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
                 wanted="a lower bound that is not above the upper one",
             )
     algorithm = settings.algorithm
-    chosen = algorithm.custom_advantage_function_path or algorithm.advantage_estimator
+    chosen = _name(algorithm.custom_advantage_function_path or algorithm.advantage_estimator)
     if chosen in WHITENED and not section.normalize_advantages:
         yield Problem(
             where="algos.normalize_advantages",
@@ -86,6 +86,11 @@ def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Proble
     from slime_algos.unread_flags import unread_flags  # imports numpy
 
     return unread_flags(settings, registry)
+
+
+def _name(reference: str) -> str:
+    """Return the name alone of what is ours: both forms choose it."""
+    return reference.removeprefix("slime-algos/")
 
 
 def _check_switches(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
@@ -114,7 +119,7 @@ def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
     named = algorithm.custom_loss_function_path or algorithm.loss_type
     loss = named or f"{algorithm.custom_advantage_function_path or algorithm.advantage_estimator}_loss"
     origin = settings.origin("algos", "eps_clip")
-    if loss == "gspo_loss" and (origin == "default" or origin.startswith("numerics ")):
+    if _name(loss) == "gspo_loss" and (origin == "default" or origin.startswith("numerics ")):
         yield Problem(
             where="algos.eps_clip",
             found=f"{section.eps_clip:g} ({origin}) with gspo_loss, none of whose ratios it clips",

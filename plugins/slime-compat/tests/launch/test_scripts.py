@@ -212,6 +212,17 @@ def test_an_older_run_and_a_hugging_face_folder_are_what_load_means(words, regis
     (tmp_path / "run/checkpoints/step_000004").mkdir(parents=True)
     settings = read_stages(words("qwen3-4B", "--load", str(tmp_path / "run")), registry)[0].settings
     assert settings.checkpoint.load == str(tmp_path / "run")
+    (tmp_path / "run/checkpoints/step_000004/state.json").touch()
+    for flag in ("--finetune", "--no-load-optim"):  # a run of its own, with those weights
+        for given in ("run", "run/checkpoints"):
+            load = ("--load", str(tmp_path / given), flag)
+            settings = read_stages(words("qwen3-4B", *load), registry)[0].settings
+            found = (settings.checkpoint.load, settings.sections["roles"].actor_load)
+            assert found == (None, str(tmp_path / "run"))
+        itself = words("qwen3-4B", "--load", str(tmp_path / "run"), "--save", str(tmp_path / "run"), flag)
+        settings = read_stages(itself, registry)[0].settings
+        found = (settings.checkpoint.load, settings.sections["roles"].actor_load)
+        assert found == (None, None)  # it goes on
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/config.json").write_text(json.dumps({}))
     settings = read_stages(words("qwen3-4B", "--ref-load", str(tmp_path / "hf")), registry)[0].settings

@@ -263,7 +263,7 @@ class TorchEngine:
         self.model.weights.load(checkpoint)
         self._cache = self.model.create_cache(
             self._section.max_running_requests,
-            max_bytes=_half_of_memory(self.device),
+            max_bytes=cache_bytes(self._section, self.device),
             max_tokens=self._section.max_total_tokens,
         )
         self._scheduler = self._worker.scheduler = Scheduler(
@@ -360,8 +360,13 @@ class TorchEngine:
                 request.future.set_exception(EngineError(*error.args))
 
 
-def _half_of_memory(device: torch.device) -> int | None:
-    """Return half of the GPU's memory that is free now, or of the machine's; None where that is unknown."""
+def cache_bytes(section: TorchSection, device: torch.device) -> int | None:
+    """Return the most bytes of the KV cache: half of the GPU's memory that is free now, or of the machine's.
+
+    None where that is unknown, or `max_total_tokens` says how large it is.
+    """
+    if section.max_total_tokens is not None:
+        return None
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] // 2)
     found = memory_bytes()

@@ -20,6 +20,9 @@ from slime_torch.section import CAPABILITIES, TorchSection
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
 
+#: Names of our engine.
+_OURS = ("torch", "slime-torch/torch")
+
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
@@ -30,7 +33,7 @@ def slime_config_sections() -> Iterable[Section]:
 @hookimpl
 def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Problem]:
     """Refuse a weight transport that the engine lacks, or that is for ranks of servers."""
-    if settings.rollout.rollout_engine != "torch":
+    if settings.rollout.rollout_engine not in _OURS:
         return
     yield from transport_problems(settings.train, "engine torch", CAPABILITIES, registry)
     transport = wanted_transport(settings.train)
@@ -45,15 +48,27 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     """Refuse a model whose weights the engine cannot generate with, and a folder that has none."""
-    if build.settings.rollout.rollout_engine not in ("torch", "slime-torch/torch"):
+    if build.settings.rollout.rollout_engine not in _OURS:
         return
-    from slime_torch.factory import misfit  # imports torch
+    from slime_torch.factory import context_limit, misfit  # imports torch
 
     if why := misfit(build):
         found = f"torch with {build.model_path}"
         yield Problem("rollout.rollout_engine", found, "an engine that runs the model", why)
+    else:
+        yield from _cache_problems(build.section(TorchSection).max_total_tokens, context_limit(build))
     if is_local(build.settings.run):
         yield from missing_weights(build.model_path)
+
+
+def _cache_problems(room: int | None, longest: int) -> Iterable[Problem]:
+    if room is not None and room < longest:
+        yield Problem(
+            "torch.max_total_tokens",
+            f"{room}, and a context of {longest} tokens",
+            f"{longest} at least: the KV cache holds a request of the whole context",
+            f"give more, or a shorter context: --torch-max-context-len {room}",
+        )
 
 
 @hookimpl

@@ -26,9 +26,9 @@ class TorchSection(SectionModel):
     max_running_requests: Count = 64
     """Most requests decoded together; further ones wait for a slot."""
     max_total_tokens: Count | None = None
-    """Most tokens in the KV cache, of all requests that are decoded together: one that finds no room waits, or is put back into the
-    queue and prefilled again; when not given, as many as half of the memory holds that is free when the engine starts (on a CPU half
-    of all memory)."""
+    """Most tokens in the KV cache, of all requests that are decoded together, and no fewer than one request may have: one that finds
+    no room waits, or is put back into the queue and prefilled again; when not given, as many as half of the memory holds that is free
+    when the engine starts (on a CPU half of all memory)."""
     max_context_len: Annotated[int, Ge(2), Le(MOST)] | None = None
     """Most tokens of prompt and response; the model's own limit when not given, or when that is lower."""
     max_prefill_tokens: Count = 4096

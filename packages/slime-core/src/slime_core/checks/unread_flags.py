@@ -163,7 +163,7 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
             "--partial-rollout, and in the loop fully-async --update-weights-in-flight continue",
         ),
         (
-            (wanted_transport(train) or "disk").startswith("disk"),  # nothing leaves the choice to the engine
+            (wanted_transport(train) or "").startswith("disk"),  # by which none goes that is not asked for
             "train",
             ["update_weight_disk_keep_files"],
             "--update-weight-transport disk",

@@ -93,7 +93,8 @@ def device_of(settings: Settings, memory_gb: float | None) -> Device:
     found = device()
     if found.kind == "cpu" and settings.cluster.num_gpus_per_node is not None:
         return Device(kind="cuda", memory_bytes=None)
-    elsewhere = os.environ.get("RAY_ADDRESS", "local") != "local" or settings.cluster.actor_num_nodes > 1
+    joined = getattr(settings.sections.get("ray"), "address", None) or os.environ.get("RAY_ADDRESS")
+    elsewhere = (joined or "local") != "local" or settings.cluster.actor_num_nodes > 1
     return replace(found, memory_bytes=None) if elsewhere and settings.run.launcher != "local" else found
 
 

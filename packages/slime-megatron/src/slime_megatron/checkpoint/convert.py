@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.errors import CheckpointError
+from slime_core.errors import CheckpointError, ConfigError
 from slime_core.files.checksums import MANIFEST
 from slime_core.files.strict_read import Unreadable, read_file
 from slime_core.plugins.registry import Registry
@@ -57,6 +57,8 @@ class MegatronCheckpoint:
     """Folder in the format `torch_dist`."""
     model: str | None
     """Name or Hugging Face folder of the model that the checkpoint came from; None where nothing says so."""
+    start: str | None = None
+    """Name or folder of the weights that its run started from (`--actor-load`), where those were not the model's own."""
 
 
 def main(argv: list[str]) -> int:
@@ -84,17 +86,31 @@ def main(argv: list[str]) -> int:
                 f"{options.source}: does not say which model it is; name its Hugging Face folder, for config and "
                 "tokenizer: --config-from FOLDER"
             )
-        folder = resolve_model(model, registry)
         to_hf(
             found.weights,
             options.target,
             registry,
-            config_from=folder,
+            config_from=resolve_model(model, registry),
+            passed_on_from=_start(found, registry) if options.config_from is None else None,
             max_file_bytes=options.max_shard_size,
             progress=_report,
         )
     print(options.target)
     return 0
+
+
+def _start(found: MegatronCheckpoint, registry: Registry) -> Path | None:
+    """Return the Hugging Face folder that a run's weights began as (see `LearnerSettings.hf_path`); None for the model's own."""
+    if found.start is None:
+        return None
+    try:
+        folder = resolve_model(found.start, registry)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{found.weights}: its run started from {found.start} (--actor-load), which is not there, and whose layers that are "
+            "not trained the result gets; put it back, or name a folder that has them: --config-from FOLDER"
+        ) from error
+    return folder if (folder / "config.json").is_file() else None
 
 
 def _quantize(options: argparse.Namespace, registry: Registry) -> None:
@@ -178,6 +194,7 @@ def to_hf(
     *,
     config_from: Path,
     max_file_bytes: int,
+    passed_on_from: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> None:
     """Write a Hugging Face folder of a checkpoint's weights, in their own dtype, adapters merged.
@@ -188,22 +205,29 @@ def to_hf(
         source: folder in the format `torch_dist`, written under any parallel layout.
         target: new folder.
         registry: of model families.
-        config_from: Hugging Face folder whose config and tokenizer the new one gets, and its weights of layers that are
-            passed on as they are, if it has any.
+        config_from: Hugging Face folder whose config and tokenizer the new one gets.
         max_file_bytes: most bytes of a safetensors file.
+        passed_on_from: Hugging Face folder whose weights of layers that are passed on as they are it gets, if there are any;
+            `config_from` when None.
         progress: is told after each tensor.
 
     Raises:
-        CheckpointError: the weights do not fit config.json, which names the field or tensor; or `target` exists.
+        CheckpointError: the weights do not fit config.json, which names the field or tensor; are a critic's; or `target` exists.
     """
     from slime_models.hf.config import has_weights
     from slime_models.hf.folder import save_hf
     from slime_models.quantization.reading import open_weights
 
+    from slime_megatron.checkpoint.stored_as_hf import HEAD
     from slime_megatron.checkpoint.torch_dist import StoredWeights
 
     family, architecture = _model(config_from, registry)
     stored = StoredWeights(source, architecture)
+    if stored.shape(HEAD) == (1, architecture.hidden_size):
+        raise CheckpointError(
+            f"{source}: is a critic, whose head would be lost; wanted the policy, in the folder trainer of a checkpoint"
+        )
+    rest = passed_on_from or config_from
     architecture = architecture.with_mtp(stored.holds_mtp)
     description: dict[str, Any] = {}
     if (source / DESCRIPTION).exists():
@@ -227,9 +251,9 @@ def to_hf(
             progress(done, len(weights))
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        before = open_weights(config_from) if has_weights(config_from) else {}
+        before = open_weights(rest) if has_weights(rest) else {}
         yield from family.with_copies(family.hf_tensors(own(), architecture), before, architecture)
-        yield from _passed_on(config_from, before, family, architecture)
+        yield from _passed_on(rest, before, family, architecture)
 
     save_hf(target, tensors(), config_from=config_from, max_file_bytes=max_file_bytes)
 
@@ -263,15 +287,15 @@ def find(source: Path) -> MegatronCheckpoint:
                 f"{source}: the run has no checkpoint yet; wait until it has ended, or set --save-interval"
             )
         newest.verify()
-        return MegatronCheckpoint(newest.trainer, _model_of_run(source))
+        return _of_run(newest.trainer, source)
     if (named := checkpoint.at(source)) is not None:
         named.verify()
-        return MegatronCheckpoint(named.trainer, _model_of_run(named.path.resolve().parent.parent))
+        return _of_run(named.trainer, named.path.resolve().parent.parent)
     if (source / DESCRIPTION).is_file():
         whole = checkpoint.at(source.parent)
         if source.name == checkpoint.TRAINER and whole is not None and (whole.path / MANIFEST).exists():
             whole.verify()
-        return MegatronCheckpoint(source, _model_of_run(source.resolve().parent.parent.parent))
+        return _of_run(source, source.resolve().parent.parent.parent)
     if (source / _TRACKER).is_file():
         iteration = _iteration(source / _TRACKER)
         name = iteration if iteration == _RELEASE else f"iter_{iteration:0>7}"
@@ -296,10 +320,13 @@ def _iteration(tracker: Path) -> str:
     return iteration
 
 
-def _model_of_run(run: Path) -> str | None:
-    """Return the model that a run started from."""
-    name = RunDir(run).read_config().get("model", {}).get("hf_checkpoint")
-    return name if isinstance(name, str) else None
+def _of_run(weights: Path, run: Path) -> MegatronCheckpoint:
+    """Return weights of a run, and what its settings say of them."""
+    config = RunDir(run).read_config()
+    model, start = config.get("model", {}).get("hf_checkpoint"), config.get("roles", {}).get("actor_load")
+    return MegatronCheckpoint(
+        weights, model if isinstance(model, str) else None, start if isinstance(start, str) else None
+    )
 
 
 def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
@@ -330,8 +357,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "source", help="runs/NAME, runs/NAME/checkpoints/step_N, or a folder in the format torch_dist"
     )
     to_hf.add_argument("target", type=Path, help="new folder")
-    to_hf.add_argument("--config-from", metavar="MODEL", help="Hugging Face folder or name whose config and tokenizer the "
-                       "result gets; needed where the source does not say what it came from")  # fmt: skip
+    to_hf.add_argument("--config-from", metavar="MODEL", help="Hugging Face folder or name of config, tokenizer and layers "
+                       "that were not trained; needed where the source does not say what it came from")  # fmt: skip
     _add_max_shard_size(to_hf)
     quantize = directions.add_parser("quantize", help="a Hugging Face folder's linear layers to few bits, for servers "
                                      "(--sglang-model-path)")  # fmt: skip

@@ -163,15 +163,15 @@ def logits_problems(section: MegatronSection, needs: Collection[str]) -> Iterato
 
 
 def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -> Iterator[Problem]:
-    """Yield that a folder lacks the weights of MTP layers that its config.json tells of."""
+    """Yield that a folder, where it is one of Hugging Face, lacks the weights of MTP layers of which the model's config.json tells."""
     from slime_models.hf.config import has_weights
     from slime_models.quantization.reading import open_weights  # imports torch
 
     if has_weights(folder) and not family.has_mtp(open_weights(folder), architecture):
         yield Problem(
             "megatron.enable_mtp_training",
-            f"it with {folder}, whose config.json says num_nextn_predict_layers {architecture.mtp_num_layers} and whose "
-            "weights lack them",
+            f"it with num_nextn_predict_layers {architecture.mtp_num_layers} in config.json, and the weights of {folder}, which "
+            "lack them",
             "all tensors of these layers, which transformers drops when it saves a model",
             "take the original folder, or drop the flag",
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.checks.unread_flags import unread_without
 from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.weights.sync import wanted_transport
 
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -37,6 +38,9 @@ def unread_flags(settings: Settings, registry: Registry) -> Iterator[Problem]:
     if not section.enable_mtp_training:
         fields = ["mtp_loss_scaling_factor"]
         yield from unread_without(settings, "megatron", fields, wanted="--enable-mtp-training")
+    if not (wanted_transport(settings.train) or "").startswith("disk"):
+        fields = ["custom_update_weight_post_write_path"]
+        yield from unread_without(settings, "megatron", fields, wanted="--update-weight-transport disk")
     if settings.section(LoraSection).rank is None:
         yield from unread_without(settings, "lora", ["alpha", "target_modules"], wanted="--lora-rank")
     if any(settings.origin("roles", field).startswith("--") for field in RolesSection.model_fields):

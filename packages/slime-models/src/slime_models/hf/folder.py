@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from slime_models.hf.config import INDEX, SINGLE, read_config, read_json
 _GB = 10**9
 #: Files of a folder that are not copied to one that gets weights of its own.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+#: Dtypes of weights that are computed with, as config.json names them.
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 #: Folder of a tokenizer's chat templates beside the first.
 _TEMPLATES = "additional_chat_templates"
 
@@ -192,19 +195,27 @@ def save_hf(
 ) -> Path:
     """Write a Hugging Face folder: `tensors`, and every file of `config_from` that holds no weights.
 
-    The folder appears whole or not at all, with `replaces` also in the place of an earlier one. Where `config_from` is quantised, the new config.json does not say so: the tensors are
-    not.
+    The folder appears whole or not at all, with `replaces` also in the place of an earlier one. Where `config_from` is quantised, the
+    new config.json does not say so: the tensors are not. A dtype that it names becomes the one of most of their numbers: transformers
+    loads in it.
 
     Raises:
         CheckpointError: the folder exists, or cannot be written.
     """
     target, source = Path(folder), Path(config_from)
-    config = read_config(source)
+    config, count = read_config(source), Counter[torch.dtype]()
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            count[tensor.dtype] += tensor.numel()
+            yield name, tensor
+
     with new_folder(target, replaces=replaces) as partial:
         copy_other_files(source, partial)
-        if config.pop("quantization_config", None):
+        write_weights(partial, counted(), max_file_bytes=max_file_bytes)
+        is_changed = config.pop("quantization_config", None) is not None
+        if _name_dtype(config, count) or is_changed:
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        write_weights(partial, tensors, max_file_bytes=max_file_bytes)
     return target
 
 
@@ -241,6 +252,17 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
     finally:
         for left in (partial, earlier):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _name_dtype(config: dict[str, Any], count: Counter[torch.dtype]) -> bool:
+    """Set the dtypes that a config.json names to the one of most numbers; return whether they were others."""
+    most = next((_DTYPES.get(dtype) for dtype, _ in count.most_common(1)), None)
+    text, is_changed = config.get("text_config"), False
+    for part in (config, text) if isinstance(text, dict) else (config,):
+        for key in ("dtype", "torch_dtype"):
+            if most is not None and part.get(key) not in (None, most):
+                part[key], is_changed = most, True
+    return is_changed
 
 
 def _is_part(tensor: Tensor) -> bool:

@@ -16,7 +16,7 @@ from slime_models.hf.config import read_config
 from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.checks.router import router_setting
 from slime_sglang.settings.dividing import rank_problems
-from slime_sglang.settings.section import FleetSection, SglangSection, pipeline_stages
+from slime_sglang.settings.section import NAMES, FleetSection, SglangSection, pipeline_stages
 from slime_sglang.settings.topology import serving_topology
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def served_name_problems(settings: Settings) -> Iterator[Problem]:
         topology = serving_topology(settings)
     except ConfigError:  # which another check reports
         return
-    is_served = settings.rollout.rollout_engine == "sglang"
+    is_served = settings.rollout.rollout_engine in NAMES
     known = [model.name for model in topology.others] if is_served else []
     for where, name in asked:
         if name in known:

@@ -16,6 +16,8 @@ from slime_core.errors import Problem
 from slime_core.protocols import EngineCapabilities
 from slime_models.groups import OWN_TRANSPORTS
 
+#: Names of the engine.
+NAMES = ("sglang", "slime-sglang/sglang")
 #: Key of `Completion.metadata` for the experts of each token.
 ROUTED_EXPERTS = "routed_experts"
 #: What the engine can do.
@@ -154,7 +156,7 @@ class FleetSection(SectionModel):
     rollout_health_check_first_wait: Annotated[float, Ge(0), Le(3e8)] = 0
     """Seconds before the first interval of an engine that has just started."""
     rollout_engine_restarts: Index = 3
-    """How often an engine is started again before it is given up; the run ends when all are."""
+    """How often an engine is started again under `use_fault_tolerance` before it is given up; the run ends when all are."""
 
     @property
     def has_router(self) -> bool:

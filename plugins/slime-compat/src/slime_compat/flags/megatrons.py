@@ -62,9 +62,12 @@ MEGATRONS: Mapping[str, Fate] = {
         follows("checkpoints are Megatron's distributed ones, written by all ranks"),
     ),
     **dict.fromkeys(
-        ("finetune", "no_load_optim", "no_load_rng"),
-        follows("of a Megatron folder only weights are read; of a run's own checkpoint all of it"),
+        ("finetune", "no_load_optim"),
+        follows(
+            "only weights are read of a Megatron folder, and by this of another run; of the run's own checkpoint all of it"
+        ),
     ),
+    "no_load_rng": follows("of a Megatron folder only weights are read; of a run's own checkpoint all of it"),
     "no_save_rng": refused("a run could not go on exactly from such a checkpoint"),
     "lr_warmup_fraction": mapped("--lr-warmup-iters: the share of the run's optimizer steps"),
     "sglang_enable_ep_moe": mapped(

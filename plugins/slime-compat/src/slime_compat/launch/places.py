@@ -8,6 +8,9 @@ from slime_compat.launch.folders import at_iteration, config_of, kind_of, stand_
 from slime_compat.launch.made import Made
 from slime_compat.launch.script import Script
 
+#: Flags by which a run begins anew with the weights of another.
+_WEIGHTS_ALONE = ("finetune", "no_load_optim")
+
 
 def folders(made: Made) -> None:
     """Say where the run is, and where its weights begin."""
@@ -56,6 +59,11 @@ def _start(made: Made, load: Path, step: str | None, save: Path | None) -> Path 
         )  # fmt: skip
         return None
     if kind == "run":
+        anew = [flag for flag in _WEIGHTS_ALONE if made.script.has(flag)]
+        if load != save and anew:
+            names = " and ".join(f"--{flag.replace('_', '-')}" for flag in anew)
+            made.note("load", f"{load}, a run of slime: by {names} only the weights of its newest checkpoint")
+            return load if (load / "checkpoints").is_dir() else load.parent
         if load != save:
             made.put("checkpoint", "load", str(load))
         made.note("load", f"{load}, a run of slime: it goes on from its newest checkpoint")
