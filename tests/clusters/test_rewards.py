@@ -61,18 +61,20 @@ def test_rewards_are_scored_on_both_machines_also_when_the_actor_of_one_is_kille
     registry = Registry()
     settings = load_settings([str(letters)], [*slow, "--run-name", "whole"], registry=registry)
     assert launch(settings, registry, drive)["status"] == "completed"
-    gate, hook = tmp_path / "gate", "sample_hooks:WaitsForFile"
-    waits = ["--rollout-sample-hook-path", hook, "--hook-args", json.dumps({hook: {"file": str(gate)}})]
+    gate, later, hook = tmp_path / "gate", tmp_path / "later", "sample_hooks:WaitsForFile"
+    files = {"file": str(gate), "later": str(later)}
+    waits = ["--rollout-sample-hook-path", hook, "--hook-args", json.dumps({hook: files})]
     command = [sys.executable, "-m", "slime_core", "train", str(letters), *flags(two_nodes, *slow, *waits)]
     runs = Runs(command, tmp_path / "runs/letters", root)
     metrics = runs.folder / "metrics.jsonl"
     with runs.attacked() as run:
-        run.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+        run.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 5)  # step 5: at the gate
         hosts = [pid for pid, title in writers_below(runs.folder) if title.startswith("ray::RewardHost")]
         assert len(hosts) == 2
         os.kill(hosts[0], signal.SIGKILL)
+        gate.touch()  # the next calls find it lost
         run.wait_for(lambda: "is back" in run.told)
-        gate.touch()
+        later.touch()
         assert run.finish() == 0, run.told
     whole = tmp_path / "runs/whole"
     assert rows(runs.folder) == rows(whole)

@@ -97,12 +97,12 @@ class Counts:
 
 
 class WaitsForFile:
-    """A sample hook that from the sixth step on goes no further before there is a file."""
+    """A sample hook that from the sixth step on goes no further before there is a file, and from the ninth before there is another."""
 
-    def __init__(self, *, file: str) -> None:
-        self._file = Path(file)
+    def __init__(self, *, file: str, later: str | None = None) -> None:
+        self._files = {5: Path(file)} | ({} if later is None else {8: Path(later)})
 
     async def __call__(self, args, sample, *, rollout_id, evaluation):
         """Wait."""
-        while (rollout_id or 0) >= 5 and not self._file.exists():
+        while any((rollout_id or 0) >= first and not file.exists() for first, file in self._files.items()):
             await asyncio.sleep(0.05)
