@@ -218,8 +218,7 @@ def to_hf(
     from slime_models.hf.folder import save_hf
     from slime_models.quantization.reading import open_weights
 
-    from slime_megatron.checkpoint.stored_as_hf import HEAD
-    from slime_megatron.checkpoint.torch_dist import StoredWeights
+    from slime_megatron.checkpoint.torch_dist import HEAD, StoredWeights
 
     family, architecture = _model(config_from, registry)
     stored = StoredWeights(source, architecture)

@@ -15,13 +15,11 @@ from slime_models.tensor_spec import Shape
 from torch import Tensor
 
 from slime_megatron.checkpoint.convert import find
-from slime_megatron.checkpoint.torch_dist import StoredWeights
+from slime_megatron.checkpoint.torch_dist import HEAD, StoredWeights
 from slime_megatron.settings.manifest import DESCRIPTION, adapter_scale, check_alike, read_description
 
 #: The tensor of a critic's head, [1, hidden_size], in folders of transformers' sequence and token classifiers.
 HF_HEAD = "score.weight"
-#: Where Megatron's folders hold it: in the place of the output layer.
-HEAD = "output_layer.weight"
 
 
 def weights_of(folder: Path, family: ModelFamily, architecture: Architecture) -> Mapping[str, Tensor]:

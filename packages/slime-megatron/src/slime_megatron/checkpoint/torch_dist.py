@@ -61,8 +61,10 @@ _LINEAR = re.compile(r"\.layers\..*\.(linear_\w+|eh_proj)\.weight$")
 _WITHIN, _STORED_WITHIN = "mtp_model_layer.", "transformer_layer."
 #: What Megatron's layers save beside their weights where they have nothing to save.
 _NO_STATE = [None]
+#: The output layer's weight, or in its place a critic's head, [1, hidden_size].
+HEAD = "output_layer.weight"
 #: Rows of these are ids; a checkpoint may have more of them than the model: padding.
-_OF_IDS = ("embedding.word_embeddings.weight", "output_layer.weight")
+_OF_IDS = ("embedding.word_embeddings.weight", HEAD)
 
 
 @dataclass(frozen=True)

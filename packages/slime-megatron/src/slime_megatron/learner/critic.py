@@ -19,7 +19,8 @@ from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
 from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint.state import TrainerState
-from slime_megatron.checkpoint.stored_as_hf import HEAD, HF_HEAD, weights_of
+from slime_megatron.checkpoint.stored_as_hf import HF_HEAD, weights_of
+from slime_megatron.checkpoint.torch_dist import HEAD
 from slime_megatron.hf.load_weights import load_weights
 from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.gpt import build_model, gather_response_tokens, response_rows
