@@ -19,7 +19,7 @@ from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Sample, Status
 
 from .cached_engine import CachedEngine
-from .test_dispatcher import Prompts, accounted, drive, lengths
+from .timed_prompts import Prompts, accounted, drive, lengths
 
 #: What an engine says, and what comes of it: answers so far, whether requests waited, usage, running, queued, retractions;
 #: then the limit, and why it changed. A round is as many answers as the limit.

@@ -13,7 +13,7 @@ from slime_core.run.evaluation import evaluate_groups
 from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Sample, Status
 
-from .test_dispatcher import Prompts, lengths
+from .timed_prompts import Prompts, lengths
 
 STEPS, EVALUATED_AT, FIRST_HELD_OUT = 6, 3, 10_000
 

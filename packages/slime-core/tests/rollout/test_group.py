@@ -20,7 +20,7 @@ from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Sample, Status
 from slime_core.samples.copies import copied
 
-from .test_dispatcher import BATCH, Prompts
+from .timed_prompts import BATCH, Prompts
 
 
 class Scored(Prompts):

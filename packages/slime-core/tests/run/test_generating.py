@@ -17,7 +17,7 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.data.buffers import FifoBuffer
-from slime_core.protocols import Completion, EngineCapabilities
+from slime_core.protocols import EngineCapabilities
 from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.rollouts.default import rollout
 from slime_core.run.generating import GeneratingHalf
@@ -26,7 +26,8 @@ from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Sample
 from slime_core.testing.tabular import LetterTokenizer
 
-BATCH = 4
+from ..rollout.timed_prompts import BATCH, TimedEngine
+
 TRAIN_S = 20.0
 
 
@@ -44,18 +45,12 @@ class Source:
         return {"taken": self.taken}
 
 
-class Engine:
+class Engine(TimedEngine):
     """Answers after a second; asks for weights, and never lacks them."""
 
     def __init__(self, *, asks):
+        super().__init__(lambda seed: 1)
         self.capabilities = EngineCapabilities(asks_for_weights=asks)
-
-    async def generate(self, tokens, params, *, session_id=None):
-        await asyncio.sleep(1)
-        return Completion(tokens=[1], log_probs=[-1.0], finish_reason="stop", weight_version="0")
-
-    async def abort(self):
-        pass
 
     async def weights_wanted(self, version):
         await asyncio.Event().wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from slime_core.config.derive import FILE_SOURCE
 from slime_core.plugins.hooks import Section, hookimpl
 
 from slime_gym.section import GymSection
@@ -12,9 +13,6 @@ from slime_gym.section import GymSection
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
     from slime_core.errors import Problem
-
-#: How settings name the source of core, which reads files, and knows none of our settings.
-_FILES = ("file", "slime-core/file")
 
 
 @hookimpl
@@ -28,10 +26,8 @@ def slime_check_flags(settings: Settings) -> Iterable[Problem]:
     """Refuse flags of problems where all prompts come from files; `partial` is the reward's, which rows may choose."""
     from slime_core.checks.unread_flags import unread_without
 
-    if settings.data.data_source_path not in _FILES or settings.eval.eval_data_source_path not in (
-        None,
-        *_FILES,
-    ):
+    sources = settings.data.data_source_path, settings.eval.eval_data_source_path
+    if not set(sources) <= {None, *FILE_SOURCE}:
         return ()
     fields = [field for field in GymSection.model_fields if field != "partial"]
     return unread_without(settings, "gym", fields, wanted="--data-source-path gym")
