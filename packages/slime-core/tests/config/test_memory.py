@@ -51,8 +51,9 @@ def uses(prediction):
     return {use.where: use.used_bytes // MIB for use in prediction.uses}
 
 
-def test_while_it_generates_the_activations_are_not_there():
-    assert uses(predicted(memory=None)) == {TRAINS: 500 + 150, GENERATES: 100 + 150}
+@pytest.mark.parametrize("loop", ["sync", "slime-core/sync"])
+def test_while_it_generates_the_activations_are_not_there(loop):
+    assert uses(predicted("--loop", loop, memory=None)) == {TRAINS: 500 + 150, GENERATES: 100 + 150}
 
 
 def test_where_it_generates_while_it_trains_all_is_there_at_once():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slime_core.config.derive import choices, is_local, num_ranks
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+from slime_core.plugins.own_name import means
 from slime_core.protocols import TOP_P_TOKENS
 from slime_core.weights.sync import transport_problems
 from slime_models.hf.config import missing_weights
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from slime_core.config.settings import Settings
     from slime_core.plugins.registry import Registry
 
-#: Names of our trainer.
-_OURS = ("megatron", "slime-megatron/megatron")
+#: Our trainer.
+_OURS = "slime-megatron/megatron"
 
 
 @hookimpl
@@ -49,7 +50,7 @@ def slime_config_sections() -> list[Section]:
 def slime_check_config(settings: Settings, registry: Registry) -> list[Problem]:
     """Return what the trainer cannot do under these settings."""
     train = settings.train
-    if train.train_backend not in _OURS:
+    if not means(train.train_backend, _OURS):
         return []
     run, section = settings.run, settings.section(MegatronSection)
     return [
@@ -67,7 +68,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> list[Problem]:
 @hookimpl
 def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:
     """Return the flags that nothing reads, where this trainer is chosen."""
-    if settings.train.train_backend not in _OURS:
+    if not means(settings.train.train_backend, _OURS):
         return ()
     from slime_megatron.settings.unread_flags import unread_flags  # with the checks of core
 
@@ -77,7 +78,7 @@ def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Proble
 @hookimpl
 def slime_engine_needs(settings: Settings) -> list[str]:
     """Return that the experts of each token are needed, where they are replayed, and the ids it was drawn from."""
-    if settings.train.train_backend not in _OURS:
+    if not means(settings.train.train_backend, _OURS):
         return []
     rollout, algorithm = settings.rollout, settings.algorithm
     needs = ["routed_experts"] if settings.section(MegatronSection).use_rollout_routing_replay else []
@@ -88,7 +89,7 @@ def slime_engine_needs(settings: Settings) -> list[str]:
 @hookimpl
 def slime_check_build(build: BuildContext) -> list[Problem]:
     """Return the parallel settings that the model does not allow."""
-    if build.settings.train.train_backend not in _OURS:
+    if not means(build.settings.train.train_backend, _OURS):
         return []
     from slime_core.run.assemble import algorithm
 

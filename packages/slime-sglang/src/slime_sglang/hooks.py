@@ -12,6 +12,7 @@ from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 from slime_core.weights.sync import transport_problems
 
@@ -32,7 +33,7 @@ from slime_sglang.checks.router import router_problems, router_setting
 from slime_sglang.checks.stages import stage_problems
 from slime_sglang.settings.section import (
     CAPABILITIES,
-    NAMES,
+    OURS,
     ROUTED_EXPERTS,
     FleetSection,
     SglangSection,
@@ -68,7 +69,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     yield from argument_problems(settings.section(SglangSection).server_args, where="sglang.server_args")
     yield from served_name_problems(settings)
     rollout = settings.rollout
-    if rollout.rollout_engine not in NAMES:
+    if not means(rollout.rollout_engine, OURS):
         return
     fleet = settings.section(FleetSection)
     yield from gpu_problems(settings)
@@ -103,7 +104,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 @hookimpl
 def slime_check_flags(settings: Settings) -> Iterable[Problem]:
     """Refuse settings of a watch that is not kept, and arguments of servers that the run does not start."""
-    if settings.rollout.rollout_engine not in NAMES:
+    if not means(settings.rollout.rollout_engine, OURS):
         return ()
     from slime_sglang.checks.unread_flags import unread_flags  # with the checks of core
 
@@ -113,7 +114,7 @@ def slime_check_flags(settings: Settings) -> Iterable[Problem]:
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     """Refuse missing models, a folder for servers that updates do not fit, and what neither routed experts nor images pass."""
-    if build.settings.rollout.rollout_engine not in NAMES:
+    if not means(build.settings.rollout.rollout_engine, OURS):
         return
     yield from model_problems(build)
     yield from stage_problems(build)

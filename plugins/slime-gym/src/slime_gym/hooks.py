@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.config.derive import FILE_SOURCE
 from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.own_name import means
 
 from slime_gym.section import GymSection
 
@@ -27,7 +28,7 @@ def slime_check_flags(settings: Settings) -> Iterable[Problem]:
     from slime_core.checks.unread_flags import unread_without
 
     sources = settings.data.data_source_path, settings.eval.eval_data_source_path
-    if not set(sources) <= {None, *FILE_SOURCE}:
+    if not all(source is None or means(source, FILE_SOURCE) for source in sources):
         return ()
     fields = [field for field in GymSection.model_fields if field != "partial"]
     return unread_without(settings, "gym", fields, wanted="--data-source-path gym")

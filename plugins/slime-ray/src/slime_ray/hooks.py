@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.own_name import means
 
 from slime_ray.section import RaySection
 
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
 
-#: How settings name this launcher.
-_NAMES = ("ray", "slime-ray/ray")
+#: This launcher.
+_OURS = "slime-ray/ray"
 
 
 @hookimpl
@@ -30,14 +31,14 @@ def slime_config_sections() -> Iterable[Section]:
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
     """Refuse the launcher where Ray is not installed."""
     launcher = settings.run.launcher
-    if launcher in _NAMES and importlib.util.find_spec("ray") is None:
+    if means(launcher, _OURS) and importlib.util.find_spec("ray") is None:
         yield Problem("run.launcher", f"{launcher!r} and no Ray", "Ray", "pip install ray")
 
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     """Refuse sizes of ranks and servers that no machine has room for, or that do not fit each other."""
-    if build.settings.run.launcher not in _NAMES:
+    if not means(build.settings.run.launcher, _OURS):
         return
     from slime_ray.placement.plan import make_plan, needs_of
 
@@ -50,7 +51,7 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
 @hookimpl
 def slime_placement(build: BuildContext) -> Iterable[str]:
     """Return where ranks, servers and workers of rewards will be; which of the cluster's machines these are is known at the start."""
-    if build.settings.run.launcher not in _NAMES:
+    if not means(build.settings.run.launcher, _OURS):
         return
     from slime_ray.placement.plan import make_plan, needs_of, table
 

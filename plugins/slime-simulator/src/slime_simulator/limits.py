@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from slime_core.config.derive import FULLY_ASYNC
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 
 from slime_simulator.costs.costs import UpdateCosts
@@ -76,7 +78,7 @@ def _cheaper(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
     yield "the longest responses", change, replace(scenario, trace=cut)
     free = replace(scenario, costs=replace(costs, update=UpdateCosts()))
     yield "weight updates", "free", free
-    if settings.run.loop == "fully-async":
+    if means(settings.run.loop, FULLY_ASYNC):
         bound = 1 if settings.rollout.max_staleness is None else settings.rollout.max_staleness
         further = scenario.having(rollout__max_staleness=bound + 1)
         yield "the bound on staleness", f"{bound + 1} instead of {bound}", further

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from slime_core.config.derive import FULLY_ASYNC
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 
 from slime_simulator.scenario import Scenario
@@ -30,7 +32,7 @@ class Plan:
         words = [f"--loop {settings.run.loop}"]
         if settings.cluster.colocate:
             words.append("--colocate")
-        if settings.run.loop == "fully-async":
+        if means(settings.run.loop, FULLY_ASYNC):
             words.append(f"--max-staleness {settings.rollout.max_staleness}")
             words += ["--rollout-in-completion-order"] * settings.rollout.rollout_in_completion_order
         per_node = max(n for n in range(1, 9) if cluster.trainer_gpus % n == 0)

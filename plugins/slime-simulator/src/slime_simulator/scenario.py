@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slime_core.config.derive import FULLY_ASYNC, ONE_STEP_OFF
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 
 from slime_simulator.costs.costs import Costs
@@ -76,9 +78,9 @@ class Scenario:
             wanted = "a number: the KV cache, which auto follows, is not modelled"
             problems.append(Problem("rollout.rollout_concurrency", "auto", wanted))
         bound, interval = settings.rollout.max_staleness, settings.train.update_weights_interval
-        if bound is None and settings.run.loop == "fully-async":
+        if bound is None and means(settings.run.loop, FULLY_ASYNC):
             bound = 1
-        least = interval - 1 + (settings.run.loop == "one-step-off")
+        least = interval - 1 + means(settings.run.loop, ONE_STEP_OFF)
         if bound is not None and bound < least:
             wanted = f"at least {least}: with weights sent every {interval} steps no prompt could be admitted"
             problems.append(

@@ -10,6 +10,7 @@ from slime_core.config.derive import is_local
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 from slime_core.weights.sync import transport_problems, wanted_transport
 from slime_models.groups import is_by_ranks
@@ -20,8 +21,8 @@ from slime_torch.section import CAPABILITIES, TorchSection
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
 
-#: Names of our engine.
-_OURS = ("torch", "slime-torch/torch")
+#: Our engine.
+_OURS = "slime-torch/torch"
 
 
 @hookimpl
@@ -33,7 +34,7 @@ def slime_config_sections() -> Iterable[Section]:
 @hookimpl
 def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Problem]:
     """Refuse a weight transport that the engine lacks, or that is for ranks of servers."""
-    if settings.rollout.rollout_engine not in _OURS:
+    if not means(settings.rollout.rollout_engine, _OURS):
         return
     yield from transport_problems(settings.train, "engine torch", CAPABILITIES, registry)
     transport = wanted_transport(settings.train)
@@ -48,7 +49,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     """Refuse a model whose weights the engine cannot generate with, and a folder that has none."""
-    if build.settings.rollout.rollout_engine not in _OURS:
+    if not means(build.settings.rollout.rollout_engine, _OURS):
         return
     from slime_torch.factory import context_limit, misfit  # imports torch
 

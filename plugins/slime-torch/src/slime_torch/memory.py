@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import batch_sizes, compute_dtype
+from slime_core.config.derive import SYNC, batch_sizes, compute_dtype
+from slime_core.plugins.own_name import means
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_models.family.architecture import Architecture
 from slime_models.family.chosen import family_of_config
@@ -46,7 +47,7 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         weights += architecture.vocab_size * architecture.hidden_size
     weights *= dtype.itemsize
     slots = section.max_running_requests
-    if settings.run.loop == "sync":
+    if means(settings.run.loop, SYNC):
         sizes = batch_sizes(settings)
         slots = min(slots, sizes.over_sampling_batch_size * sizes.n_samples_per_prompt)
     longest = min(question.longest_request, context_len(section, architecture))
@@ -86,7 +87,8 @@ def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
             )
         )
     cluster = question.settings.cluster
-    if question.device.kind == "cuda" and question.settings.run.loop == "sync" and not cluster.shares_devices:
+    takes_turns = means(question.settings.run.loop, SYNC)
+    if question.device.kind == "cuda" and takes_turns and not cluster.shares_devices:
         found.append(Remedy(flags={"--colocate": ""}, settings={("cluster", "colocate"): True}, slower=0.1))
     return found
 

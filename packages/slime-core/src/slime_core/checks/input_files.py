@@ -15,6 +15,7 @@ from slime_core.config.settings import Settings
 from slime_core.data.rows.open_rows import file_problem, names_file
 from slime_core.errors import CheckpointError, Problem
 from slime_core.files.json_text import shown
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.checkpoint import to_start_from
 
@@ -47,7 +48,7 @@ def _data(settings: Settings) -> Iterator[Problem]:
     data = settings.data
     if data.disable_rollout_global_dataset:
         return
-    if data.data_source_path in FILE_SOURCE and data.prompt_data:
+    if means(data.data_source_path, FILE_SOURCE) and data.prompt_data:
         words = data.prompt_data
         if len(words) > 1 and (len(words) % 2 or len(set(words[::2])) < len(words[::2])):
             wanted = "one file, or names and files in turn, each name once: math math.jsonl code code.jsonl"
@@ -78,7 +79,8 @@ def _held_out(settings: Settings, registry: Registry) -> Iterator[Problem]:
         eval_sets(
             settings, registry
         )  # nothing is evaluated; what is wrong with the file is told all the same
-    if evaluation.eval_interval is None or evaluation.eval_data_source_path not in (None, *FILE_SOURCE):
+    source = evaluation.eval_data_source_path
+    if evaluation.eval_interval is None or not (source is None or means(source, FILE_SOURCE)):
         return
     names, files = evaluation.eval_prompt_data[::2], evaluation.eval_prompt_data[1::2]
     yield from _unreadable_names("eval.eval_prompt_data", names)

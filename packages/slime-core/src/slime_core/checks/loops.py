@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slime_core.config.derive import FULLY_ASYNC, ONE_STEP_OFF
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.rollouts.default import rollout
-
-#: Core's loops of that kind.
-_ONE_AHEAD, _ALWAYS = "slime-core/one-step-off", "slime-core/fully-async"
 
 
 def loop_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
@@ -20,11 +18,11 @@ def loop_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
         is_ours = registry.resolve("slime.rollouts", settings.rollout.rollout_function_path) is rollout
     except PluginError:  # which is said already
         return
-    if loop in (_ONE_AHEAD, _ALWAYS):
+    if loop in (ONE_STEP_OFF, FULLY_ASYNC):
         yield from shared_devices(settings)
-    if loop == _ONE_AHEAD:
+    if loop == ONE_STEP_OFF:
         yield from too_young(settings)
-    elif loop == _ALWAYS and not is_ours:
+    elif loop == FULLY_ASYNC and not is_ours:
         yield other_rollout(settings)
 
 

@@ -8,10 +8,11 @@ from slime_core.config.derive import FILE_SOURCE, is_single_turn
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, Problem
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 
-#: How settings name the rollout, and the evaluation, that nobody replaced.
-_DEFAULT = ("default", "slime-core/default")
+#: The rollout, and the evaluation, that nobody replaced.
+_DEFAULT = "slime-core/default"
 
 
 def prompt_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
@@ -20,7 +21,7 @@ def prompt_problems(settings: Settings, registry: Registry) -> Iterator[Problem]
     if data.disable_rollout_global_dataset:
         yield from _without_prompts(settings, registry)
         return
-    if data.data_source_path in FILE_SOURCE and not data.prompt_data:
+    if means(data.data_source_path, FILE_SOURCE) and not data.prompt_data:
         yield Problem(
             "data.prompt_data",
             "nothing",
@@ -38,7 +39,8 @@ def _without_prompts(settings: Settings, registry: Registry) -> Iterator[Problem
     where, data = "data.disable_rollout_global_dataset", settings.data
     if data.prompt_data:
         yield Problem(where, f"it beside data.prompt_data {data.prompt_data!r}", "one of the two")
-    if (source := data.data_source_path) not in FILE_SOURCE:
+    source = data.data_source_path
+    if not means(source, FILE_SOURCE):
         try:
             is_own = not registry.find("slime.sources", source).distribution
         except PluginError:  # which is said already
@@ -51,7 +53,7 @@ def _without_prompts(settings: Settings, registry: Registry) -> Iterator[Problem
         yield Problem(
             "run.num_rollout", "nothing", "the number of steps", "without prompts there is no epoch"
         )
-    is_default = settings.rollout.rollout_function_path in _DEFAULT
+    is_default = means(settings.rollout.rollout_function_path, _DEFAULT)
     if is_default and is_single_turn(settings):
         wanted = "--custom-generate-function-path or --rollout-function-path"
         yield Problem(
@@ -63,10 +65,8 @@ def evaluation_problems(settings: Settings) -> Iterator[Problem]:
     """Yield that there is nothing to evaluate on, or a file without its name."""
     evaluation = settings.eval
     files = evaluation.eval_prompt_data
-    is_own = (
-        evaluation.eval_function_path not in _DEFAULT
-        or settings.rollout.rollout_function_path not in _DEFAULT
-    )
+    chosen = evaluation.eval_function_path, settings.rollout.rollout_function_path
+    is_own = not all(means(function, _DEFAULT) for function in chosen)
     has_none = not has_sets(evaluation) and evaluation.eval_data_source_path is None
     if evaluation.eval_interval is not None and has_none and not is_own:
         yield Problem(

@@ -20,6 +20,7 @@ from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage
 from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import IMAGE
 from slime_core.rollout.rollouts.sft import misfits, sft
@@ -27,8 +28,8 @@ from slime_core.rundir.claim import folder_problems
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
 
-#: How settings name the loop that trains nothing.
-_WITHOUT_TRAINER = ("rollout-only", "slime-core/rollout-only")
+#: The loop that trains nothing.
+_WITHOUT_TRAINER = "slime-core/rollout-only"
 
 
 def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
@@ -97,7 +98,7 @@ def _learns(settings: Settings, registry: Registry) -> bool:
 
 
 def _trainer(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    learns, only_rolls_out = _learns(settings, registry), settings.run.loop in _WITHOUT_TRAINER
+    learns, only_rolls_out = _learns(settings, registry), means(settings.run.loop, _WITHOUT_TRAINER)
     if not learns and not only_rolls_out:
         yield Problem(
             "train.train_backend", "none", "a trainer", "slime eval does without one, and --loop rollout-only"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import importlib_metadata
 
 from slime_core.checks.chosen_plugins import BY_ONE, chosen
+from slime_core.config.derive import FULLY_ASYNC, ONE_STEP_OFF, SYNC
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, Problem
 from slime_core.plugins.hooks import Section
@@ -105,7 +106,7 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
     rollouts = {plugin.qualified for plugin in plugins if plugin.group == "slime.rollouts"}
     generates = not rollouts & {"slime-core/sft", "slime-core/recorded"}
     renders_none = bool(rollouts) and rollouts <= {"slime-core/default", "slime-core/recorded"}
-    updates_in_flight = not loop & {"slime-core/sync", "slime-core/one-step-off", "slime-core/rollout-only"}
+    updates_in_flight = not loop & {SYNC, ONE_STEP_OFF, "slime-core/rollout-only"}
     for is_read, table, fields, wanted in (
         (
             any(one.qualified == "slime-core/multi-turn" or not one.distribution for one in generators),
@@ -121,8 +122,7 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
         ),
         (
             # The loop that takes prompts one by one counts by it what a filter dropped.
-            generates
-            and (loop != {"slime-core/fully-async"} or rollout.dynamic_sampling_filter_path is not None),
+            generates and (loop != {FULLY_ASYNC} or rollout.dynamic_sampling_filter_path is not None),
             "rollout",
             ["over_sampling_batch_size"],
             "--rollout-function-path default, and in the loop fully-async --dynamic-sampling-filter-path",
@@ -148,7 +148,7 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
         (updates_in_flight, "train", ["update_weights_in_flight"], "--loop fully-async"),
         (
             # Without partial rollouts a sample of this loop is as old as its weights, of which each step may have other ones.
-            loop != {"slime-core/sync"} or rollout.partial_rollout or train.update_weights_interval > 1,
+            loop != {SYNC} or rollout.partial_rollout or train.update_weights_interval > 1,
             "rollout",
             ["max_staleness"],
             "--loop fully-async, or --partial-rollout",
@@ -157,7 +157,7 @@ def _of_core(settings: Settings, plugins: Iterable[Plugin]) -> Iterator[Problem]
         (
             # It masks what a response has when it is cut: at the end of a step, or by an update.
             rollout.partial_rollout
-            and (loop != {"slime-core/fully-async"} or train.update_weights_in_flight == "continue"),
+            and (loop != {FULLY_ASYNC} or train.update_weights_in_flight == "continue"),
             "rollout",
             ["mask_offpolicy_in_partial_rollout"],
             "--partial-rollout, and in the loop fully-async --update-weights-in-flight continue",

@@ -16,6 +16,7 @@ from rich.table import Table
 from slime_core.cli.arguments import read_stages, wants_help, wide_console
 from slime_core.cli.machine import device
 from slime_core.config.build import MemoryQuestion
+from slime_core.config.derive import is_local
 from slime_core.config.memory import MemoryPrediction, predict, remedies
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
@@ -95,7 +96,7 @@ def device_of(settings: Settings, memory_gb: float | None) -> Device:
         return Device(kind="cuda", memory_bytes=None)
     joined = getattr(settings.sections.get("ray"), "address", None) or os.environ.get("RAY_ADDRESS")
     elsewhere = (joined or "local") != "local" or settings.cluster.actor_num_nodes > 1
-    return replace(found, memory_bytes=None) if elsewhere and settings.run.launcher != "local" else found
+    return replace(found, memory_bytes=None) if elsewhere and not is_local(settings.run) else found
 
 
 def predicted(

@@ -12,12 +12,15 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.plugins.own_name import means
 from slime_core.protocols import Role
 
-#: How settings name the data source that reads files.
-FILE_SOURCE = ("file", "slime-core/file")
-#: How settings name the generator that sends a prompt with its images.
-_SINGLE_TURN = ("single-turn", "slime-core/single-turn")
+#: The data source that reads files.
+FILE_SOURCE = "slime-core/file"
+#: Loops: trainer and engine take turns; the engine is a step ahead; it never stops.
+SYNC, ONE_STEP_OFF, FULLY_ASYNC = "slime-core/sync", "slime-core/one-step-off", "slime-core/fully-async"
+#: The generator that sends a prompt with its images.
+SINGLE_TURN = "slime-core/single-turn"
 #: Setting of a run -> the tracker that it adds.
 _ADDS = {f"use_{name}": name for name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")}
 
@@ -104,7 +107,7 @@ def batch_sizes(settings: Settings) -> BatchSizes:
 
 def is_local(run: RunSection) -> bool:
     """Return whether all parts of the run live in one process, which also starts its servers."""
-    return run.launcher in ("local", "slime-core/local")
+    return means(run.launcher, "slime-core/local")
 
 
 def num_ranks(settings: Settings, role: Role = "policy") -> int:
@@ -143,7 +146,7 @@ def sends_images(settings: Settings) -> bool:
 
 def is_single_turn(settings: Settings) -> bool:
     """Return whether samples are one answer of the engine, in which nothing else has a say."""
-    return settings.rollout.custom_generate_function_path in _SINGLE_TURN
+    return means(settings.rollout.custom_generate_function_path, SINGLE_TURN)
 
 
 def reward_group(reward: RewardSection) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from slime_core.config.build import MemoryQuestion
+from slime_core.config.derive import SYNC
 from slime_core.config.factories import engine_factory, trainer_factory
+from slime_core.plugins.own_name import means
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 
 #: Most changes that are proposed together.
@@ -116,7 +118,7 @@ class MemoryPrediction:
         """Return what one of the two has while the other computes: in loops other than `sync` it may compute at the same time."""
         if offloads:
             return estimate.offloaded
-        return estimate.resting if self.question.settings.run.loop == "sync" else estimate.total
+        return estimate.resting if means(self.question.settings.run.loop, SYNC) else estimate.total
 
     def _taken(self, engine: MemoryEstimate, *, beside: int) -> int:
         """Return what an engine takes of a GPU on which so many bytes are in use when it starts."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from slime_core.config.build import BuildContext
-from slime_core.config.derive import FILE_SOURCE, choices, is_single_turn
+from slime_core.config.derive import FILE_SOURCE, SINGLE_TURN, choices, is_single_turn
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets, longest_context, longest_response
 from slime_core.config.model_fit import context_limit
 from slime_core.config.user_factories import made
@@ -16,6 +16,7 @@ from slime_core.data.prompt_source import PromptSource
 from slime_core.data.promptless_source import PromptlessSource
 from slime_core.errors import DataError, PluginError
 from slime_core.files.json_text import shown
+from slime_core.plugins.own_name import means
 from slime_core.protocols import DataSource
 from slime_core.runtime.progress import ON_TERMINAL
 from slime_core.samples import Sample
@@ -23,11 +24,9 @@ from slime_core.samples import Sample
 logger = logging.getLogger(__name__)
 
 #: Core's generators, which begin with the prompt's ids; those of others may render chat messages themselves.
-_OF_IDS = frozenset(
-    f"{before}{name}" for before in ("", "slime-core/") for name in ("single-turn", "multi-turn")
-)
-#: How settings name the functions that call the generator for each sample, and the rollout that calls it in evaluations alone.
-_DEFAULT, _SUPERVISED = ("default", "slime-core/default"), ("sft", "slime-core/sft")
+_OF_IDS = (SINGLE_TURN, "slime-core/multi-turn")
+#: The functions that call the generator for each sample, and the rollout that calls it in evaluations alone.
+_DEFAULT, _SUPERVISED = "slime-core/default", "slime-core/sft"
 #: Rows that a message names; of more it says how many.
 _NAMED = 5
 
@@ -39,7 +38,7 @@ def make_source(build: BuildContext) -> DataSource:
         DataError: the data is not what the settings say; names the row.
     """
     name = build.settings.data.data_source_path
-    if build.settings.data.disable_rollout_global_dataset and name in FILE_SOURCE:
+    if build.settings.data.disable_rollout_global_dataset and means(name, FILE_SOURCE):
         return PromptlessSource(build.settings.rollout.n_samples_per_prompt)
     logger.info(
         "reading prompts from %s", " ".join(build.settings.data.prompt_data) or name, extra=ON_TERMINAL
@@ -70,7 +69,7 @@ def make_eval_source(build: BuildContext) -> DataSource | None:
 def _tell_of_copies(build: BuildContext) -> None:
     """Warn of evaluation sets whose prompts have several samples that are all the same."""
     settings = build.settings
-    if not is_single_turn(settings) or settings.eval.eval_function_path not in _DEFAULT:
+    if not is_single_turn(settings) or not means(settings.eval.eval_function_path, _DEFAULT):
         return  # what else has a say may be random
     for name, own in (eval_sets(settings, build.registry) or {"": EvalSet(path="-")}).items():
         n = own.n_samples_per_eval_prompt or settings.eval.n_samples_per_eval_prompt
@@ -141,16 +140,16 @@ def _generators_of_ids(build: BuildContext) -> Callable[[Sample], str | None]:
     chosen = rollout.custom_generate_function_path
     by_set: dict[str, str | None] = {}
     if build.evaluation:
-        is_default = evaluation.eval_function_path in _DEFAULT
-        is_default = is_default and rollout.rollout_function_path in (*_DEFAULT, *_SUPERVISED)
+        is_default = means(evaluation.eval_function_path, _DEFAULT)
+        is_default = is_default and means(rollout.rollout_function_path, _DEFAULT, _SUPERVISED)
         sets = eval_sets(build.settings, build.registry)
         by_set = {name: own.custom_generate_function_path for name, own in sets.items()}
     else:
-        is_default = rollout.rollout_function_path in _DEFAULT
+        is_default = means(rollout.rollout_function_path, _DEFAULT)
 
     def generator(sample: Sample) -> str | None:
         name = by_set.get(str(sample.metadata.get("source_name"))) or chosen
-        return name if is_default and name in _OF_IDS else None
+        return name if is_default and means(name, *_OF_IDS) else None
 
     return generator
 
@@ -171,7 +170,7 @@ def _no_reward(name: object, sample: Sample, build: BuildContext, known: dict[st
 def _prompt_limit(build: BuildContext) -> Callable[[Sample], tuple[int | None, str]]:
     """Return what tells of a prompt how many tokens it may have, and by which setting; None where nothing bounds it."""
     rollout = build.settings.rollout
-    if not build.evaluation and rollout.rollout_function_path in _SUPERVISED:
+    if not build.evaluation and means(rollout.rollout_function_path, _SUPERVISED):
         return lambda sample: (None, "")  # nothing is generated
     engine = context_limit(build)
     if not build.evaluation:

@@ -21,6 +21,7 @@ from slime_core.data.make_source import make_eval_source, make_source, prompts_o
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.bind import choose_options, options_of, parameters_of
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, EvalFn, Place, ReductionView, TokenView, Trainer, needs_of
 from slime_core.protocols.correction import check_importance, with_correction
@@ -312,7 +313,7 @@ def resolve_eval_function(settings: Settings, registry: Registry) -> EvalFn:
     Where none is chosen, it is the one that goes with the rollout function, its attribute `evaluates`, if that has one.
     """
     section, rollout = settings.eval, settings.rollout
-    if section.eval_function_path in ("default", "slime-core/default"):
+    if means(section.eval_function_path, "slime-core/default"):
         goes_with_it: EvalFn | None = getattr(
             resolve_function(
                 settings,

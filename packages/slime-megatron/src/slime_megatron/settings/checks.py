@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.config.derive import num_ranks, pool_setting
+from slime_core.config.derive import FULLY_ASYNC, num_ranks, pool_setting
 from slime_core.config.sections import RolloutSection, RunSection, TrainSection
 from slime_core.errors import Problem, TrainerError
+from slime_core.plugins.own_name import means
 from slime_core.protocols import Role, needs_of
 
 from slime_megatron.settings import megatron_flags
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from slime_core.run.assemble import Algorithm
     from slime_models.family.architecture import Architecture
     from slime_models.family.family import ModelFamily
-
-#: How settings name the loop that generates through weight updates.
-_FULLY_ASYNC = ("fully-async", "slime-core/fully-async")
 
 #: Optional fields of `TokenView` that a critic fills where it is in processes of its own.
 _KNOWN_TO_CRITIC = frozenset(
@@ -113,7 +111,7 @@ def old_actor_problems(
     Step s trains version s - 1. Any version may have been sent, whatever the interval: before an evaluation, when a run goes on, and to
     servers that came back. So the last two are sure to hold what was sent of s - 2 and s - 1, and nothing older.
     """
-    never_stops = run.loop in _FULLY_ASYNC
+    never_stops = means(run.loop, FULLY_ASYNC)
     goes_on = rollout.partial_rollout and not rollout.mask_offpolicy_in_partial_rollout
     bound = 1 if never_stops and rollout.max_staleness is None else rollout.max_staleness
     if roles.keep_old_actor and (never_stops or goes_on) and (bound is None or bound > 1):

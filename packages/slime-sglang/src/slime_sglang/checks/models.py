@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from slime_core.config.derive import is_local, sends_images
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError, Problem
+from slime_core.plugins.own_name import means
 from slime_core.rundir.served_models import wanted_models
 from slime_models.hf.config import read_config
 
 from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.checks.router import router_setting
 from slime_sglang.settings.dividing import rank_problems
-from slime_sglang.settings.section import NAMES, FleetSection, SglangSection, pipeline_stages
+from slime_sglang.settings.section import OURS, FleetSection, SglangSection, pipeline_stages
 from slime_sglang.settings.topology import serving_topology
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def served_name_problems(settings: Settings) -> Iterator[Problem]:
         topology = serving_topology(settings)
     except ConfigError:  # which another check reports
         return
-    is_served = settings.rollout.rollout_engine in NAMES
+    is_served = means(settings.rollout.rollout_engine, OURS)
     known = [model.name for model in topology.others] if is_served else []
     for where, name in asked:
         if name in known:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import compute_dtype, is_local, num_ranks
+from slime_core.config.derive import SYNC, compute_dtype, is_local, num_ranks
 from slime_core.errors import PluginError
+from slime_core.plugins.own_name import means
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_core.run.build import resolve_model
 from slime_models.groups import is_by_ranks
@@ -220,7 +221,7 @@ def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
         )
     if cluster.shares_devices:
         return found
-    if question.settings.run.loop == "sync":
+    if means(question.settings.run.loop, SYNC):
         found.append(Remedy(flags={"--colocate": ""}, settings={("cluster", "colocate"): True}, slower=0.1))
     first = cluster.actor_num_gpus_per_node
     if _base_gpu(question.settings) < first:

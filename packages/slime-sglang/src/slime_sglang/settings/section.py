@@ -16,8 +16,8 @@ from slime_core.errors import Problem
 from slime_core.protocols import EngineCapabilities
 from slime_models.groups import OWN_TRANSPORTS
 
-#: Names of the engine.
-NAMES = ("sglang", "slime-sglang/sglang")
+#: The engine.
+OURS = "slime-sglang/sglang"
 #: Key of `Completion.metadata` for the experts of each token.
 ROUTED_EXPERTS = "routed_experts"
 #: What the engine can do.
