@@ -60,6 +60,7 @@ def test_overwrite_that_is_refused_deletes_nothing(letters, run):
                 ("--critic-load", "roles.critic_load"),
                 ("--opd-teacher-load", "roles.opd_teacher_load"),
                 ("--media-root", "data.media_root"),
+                ("--sglang-model-path", "sglang.model_path"),
             )
         ),
         (["--run-name", ""], ConfigError, "run.run_name: found ''; wanted the name of a folder below"),

@@ -13,10 +13,11 @@ from slime_core.plugins.registry import Registry
 from slime_megatron import hooks
 
 
-def problems(*flags):
+def problems(*flags, recipe=None):
     registry = Registry()
     settings = load_settings(
-        [], ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8", *flags],
+        [] if recipe is None else [str(recipe)],
+        ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8", *flags],
         registry=registry,
     )  # fmt: skip
     return [str(problem) for problem in hooks.slime_check_config(settings, registry)]
@@ -72,6 +73,19 @@ def test_the_policy_must_be_trained_at_last():
 
 def test_another_trainers_settings_are_not_checked():
     assert problems("--train-backend", "fsdp", "--tensor-model-parallel-size", "2") == []
+
+
+def test_weights_that_a_recipe_starts_from_are_refused_where_another_trainer_would_not_read_them(tmp_path):
+    """Those of a flag are: nothing reads it. With a run's checkpoint it does not matter where the run began."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[roles]\nactor_load = "sft"\n')
+    assert problems(recipe=recipe) == []
+    (problem,) = problems("--train-backend", "none", recipe=recipe)
+    assert problem.startswith(
+        "roles.actor_load: found sft with the trainer none, which does not read it: the weights"
+    )
+    assert problems("--train-backend", "none", "--actor-load", "none", recipe=recipe) == []
+    assert problems("--train-backend", "none", "--load", "runs/one", recipe=recipe) == []
 
 
 def test_versions_are_told():

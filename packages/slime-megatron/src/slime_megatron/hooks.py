@@ -51,7 +51,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> list[Problem]:
     """Return what the trainer cannot do under these settings."""
     train = settings.train
     if not means(train.train_backend, _OURS):
-        return []
+        return [*checks.unread_start_problems(settings)]
     run, section = settings.run, settings.section(MegatronSection)
     return [
         *parallel_checks.process_problems(section, num_ranks(settings)),

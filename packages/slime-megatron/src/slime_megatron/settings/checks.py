@@ -175,6 +175,19 @@ def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -
         )
 
 
+def unread_start_problems(settings: Settings) -> Iterator[Problem]:
+    """Yield that a recipe names weights to start from which no other trainer reads; of flags core tells."""
+    start, origin = settings.section(RolesSection).actor_load, settings.origin("roles", "actor_load")
+    if start is not None and settings.checkpoint.load is None and not origin.startswith("--"):
+        name = settings.train.train_backend
+        yield Problem(
+            "roles.actor_load",
+            f"{start} with the trainer {name}, which does not read it: the weights would be those of model.hf_checkpoint",
+            "the trainer megatron, or nothing",
+            "give --actor-load none, and the folder to --hf-checkpoint",
+        )
+
+
 def adapter_problems(
     save_hf: str | None,
     actor_load: str | None,

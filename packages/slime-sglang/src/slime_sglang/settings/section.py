@@ -95,6 +95,8 @@ RouterPolicy = Literal["random", "round_robin", "power_of_two", "cache_aware", "
 class SglangSection(SectionModel):
     """An SGLang server (`--rollout-engine sglang`)."""
 
+    reads = ("model_path",)
+
     model_path: Path | None = None
     """Hugging Face folder that servers start from, where it is not the trainer's: its model quantised, as `slime convert
     quantize` writes it. Updates are quantised as its config.json says."""
@@ -119,6 +121,8 @@ class SglangSection(SectionModel):
 
 class FleetSection(SectionModel):
     """Several SGLang servers (`--rollout-engine sglang`): their GPUs, router and fault tolerance."""
+
+    reads = ("sglang_config", "rollout_external_key_file")
 
     rollout_num_gpus: Count | None = None
     """GPUs of all engines together, one engine for each `rollout_num_gpus_per_engine` of them; without GPUs the number
