@@ -16,11 +16,27 @@ from slime_core.plugins.registry import Registry
 
 from slime_agents.section import AgentsSection
 
+_OF_TEMPLATES = ("tool_format", "chat_template_kwargs")
+#: Generator -> the settings that it reads.
+_READ = {
+    "agent": (
+        *_OF_TEMPLATES,
+        *("program", "function", "reward", "timeout_s", "host", "port", "max_turns"),
+        *("max_requests_at_once", "max_request_mb", "max_refusals"),
+    ),
+    "roles": (*_OF_TEMPLATES, "roles", "system_prompt"),
+    "tool-loop": (
+        *_OF_TEMPLATES,
+        *("tools", "system_prompt", "examples", "max_turns", "max_tool_tokens", "max_calls_per_turn"),
+        *("tool_timeout_s", "max_tool_chars"),
+    ),
+}
+
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Add `[agents]`."""
-    return [Section("agents", AgentsSection)]
+    return [Section("agents", AgentsSection, read_by=_READ)]
 
 
 @hookimpl
@@ -44,6 +60,24 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     except SlimeError as error:
         problems.append(Problem("agents", "settings that cannot be used", str(error)))
     return problems
+
+
+@hookimpl
+def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:
+    """Refuse flags of generators that are not chosen; one of somebody else may be made of ours, and read any."""
+    from slime_core.checks.chosen_plugins import chosen
+    from slime_core.checks.unread_flags import unread_without
+
+    groups = [choice for choice in chosen(settings, registry) if choice.group == "slime.generators"]
+    generators = [registry.find(choice.group, choice.reference) for choice in groups]
+    names = {each.name for each in generators if each.distribution == "slime-agents"}
+    if not names or any(each.distribution not in ("slime-agents", "slime-core") for each in generators):
+        return
+    for field in AgentsSection.model_fields:
+        readers = [name for name, fields in _READ.items() if field in fields]
+        if names.isdisjoint(readers):
+            wanted = f"--custom-generate-function-path {' or '.join(readers)}"
+            yield from unread_without(settings, "agents", [field], wanted=wanted)
 
 
 def _wrong_tools(section: AgentsSection, settings: Settings, registry: Registry) -> list[Problem]:

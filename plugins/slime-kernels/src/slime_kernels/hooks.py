@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from slime_core.config.derive import choices
+from slime_core.config.derive import FILE_SOURCE, choices
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.own_name import means
 from slime_core.plugins.registry import Registry
 
 from slime_kernels.section import KernelsSection, TurnsSection
@@ -21,11 +22,34 @@ N_PROCESSES = 6
 #: Those that a GPU adds, with the deadline `MODULE_S`: times of the module, as it is and by torch.compile, and its answers at full size.
 N_OF_MODULE = 3
 
+_OF_BOTH = ("levels", "prompt_template")
+#: Data source -> the settings that it reads.
+_READ = {
+    "slime-kernels/kernelbench": (*_OF_BOTH, "problems", "eval_problems"),
+    "slime-kernels/kernel-problems": (*_OF_BOTH, "families", "size", "eval_size", "seed", "answer"),
+}
+
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Add `[kernels]` and `[kernel_turns]`."""
-    return [Section("kernels", KernelsSection), Section("kernel_turns", TurnsSection, prefix="")]
+    turns = Section("kernel_turns", TurnsSection, prefix="", read_by=["kernel-turns"])
+    return [Section("kernels", KernelsSection), turns]
+
+
+@hookimpl
+def slime_check_flags(settings: Settings) -> Iterable[Problem]:
+    """Refuse flags of problems that are not of the chosen sources; one of somebody else may be made of ours, and read any."""
+    from slime_core.checks.unread_flags import unread_without
+
+    given = (settings.data.data_source_path, settings.eval.eval_data_source_path or "file")
+    if not all(means(source, *_READ, FILE_SOURCE) for source in given):
+        return
+    for field in dict.fromkeys(field for fields in _READ.values() for field in fields):
+        readers = [source for source, fields in _READ.items() if field in fields]
+        if not any(means(source, *readers) for source in given):
+            names = " or ".join(source.partition("/")[2] for source in readers)
+            yield from unread_without(settings, "kernels", [field], wanted=f"--data-source-path {names}")
 
 
 @hookimpl
