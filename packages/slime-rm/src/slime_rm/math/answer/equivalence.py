@@ -339,4 +339,4 @@ def _proportional(label: Relation, given: Relation) -> bool:
     if a == 0 or b == 0 or not (a.is_real and b.is_real):
         return False
     sign = given.signs[0] if a * b > 0 else MIRRORED[given.signs[0]]
-    return sign == label.signs[0] and same_value(times(one, b), times(other, a))
+    return sign == label.signs[0] and same_value(times(one, 1 / a), times(other, 1 / b))

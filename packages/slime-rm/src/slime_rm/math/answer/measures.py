@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
-from sympy import Expr, Mul, Rational, pi
+from sympy import Expr, Mul, Pow, Rational, oo, pi
 
 from slime_rm.math.answer.expression import Expression
 from slime_rm.math.answer.quantities import in_base
 from slime_rm.math.answer.structure import Answer, Quantity, Table
+from slime_rm.math.answer.tokens import NotUnderstood
 from slime_rm.math.answer.units import Unit
 from slime_rm.math.answer.values import same_value, worked_out
 
@@ -69,17 +69,33 @@ def times(expression: Expression, factor: Expr) -> Expression:
 
 
 def same_ratio(label: Sequence[Answer], given: Sequence[Answer]) -> bool:
-    """Return whether the terms of two ratios are in proportion; of what may be a time, whether they are the same."""
-    ones = [part.value for part in label if isinstance(part, Quantity)]
-    others = [part.value for part in given if isinstance(part, Quantity)]
+    """Return whether the terms of two ratios are in proportion; of what may be a time, whether they are the same.
+
+    Raises:
+        NotUnderstood: one has no value, is infinite, or is 0 where the other is not.
+    """
+    ones, others = _terms(label), _terms(given)
     if len(ones) != len(others):
         return False
     if _is_time(label):
         return all(same_value(one, other) for one, other in zip(ones, others, strict=True))
+    first = next((number for number, one in enumerate(ones) if worked_out(one) != 0), 0)
     return all(
-        same_value(product(a, d), product(b, c))
-        for (a, c), (b, d) in pairwise(zip(ones, others, strict=True))
+        same_value(through(one, ones[first]), through(other, others[first]))
+        for one, other in zip(ones, others, strict=True)
     )
+
+
+def _terms(ratio: Sequence[Answer]) -> list[Expression]:
+    """Return the terms of a ratio.
+
+    Raises:
+        NotUnderstood: one is infinite, and would be in proportion to anything.
+    """
+    terms = [part.value for part in ratio if isinstance(part, Quantity)]
+    if any(worked_out(term).has(oo) for term in terms):
+        raise NotUnderstood("a term of a ratio is infinite")
+    return terms
 
 
 def _is_time(ratio: Sequence[Answer]) -> bool:
@@ -93,11 +109,20 @@ def _is_time(ratio: Sequence[Answer]) -> bool:
 
 
 def is_quotient(quotient: Quantity, ratio: Sequence[Answer]) -> bool:
-    """Return whether `quotient` is the first of two terms of a ratio through the second."""
-    if quotient.unit is not None or _is_time(ratio):
+    """Return whether `quotient` is the first of two terms of a ratio through the second.
+
+    Raises:
+        NotUnderstood: there is no such quotient, as of `0:0`, which times anything is 0.
+    """
+    if quotient.unit is not None or quotient.percent or _is_time(ratio):
         return False
-    above, below = (part.value for part in ratio if isinstance(part, Quantity))
-    return same_value(above, product(below, quotient.value))
+    above, below = _terms(ratio)
+    return same_value(quotient.value, through(above, below))
+
+
+def through(a: Expression, b: Expression) -> Expression:
+    """Return an expression through another; worked out, it has no value where the other is 0."""
+    return Expression(Mul(a.tree, Pow(worked_out(b), -1), evaluate=False), a.decimal or b.decimal)
 
 
 def product(a: Expression, b: Expression) -> Expression:
