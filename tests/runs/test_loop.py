@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,28 @@ def test_longer_run_goes_on_from_the_last_checkpoint(letters, tmp_path):
         assert {k: v for k, v in row.items() if not k.startswith("eval/")} == {
             k: v for k, v in shared.items() if not k.startswith("eval/")
         }
+
+
+def test_a_run_that_goes_on_another_day_has_the_prompts_of_its_first(letters, tmp_path, monkeypatch):
+    """Templates of Llama 3.2 and gpt-oss print the day; a run that another one's checkpoint begins keeps that one's, too."""
+
+    def on(day: int, *flags: str) -> set[str]:
+        class Day(date):
+            @classmethod
+            def today(cls) -> date:
+                return date(2026, 1, day)
+
+        monkeypatch.setattr("slime_core.run.template_day.date", Day)
+        summary = train(
+            letters, "--tokenizer", "letters.dated:load_tokenizer", "--apply-chat-template", *flags
+        )
+        samples = (tmp_path / "runs" / str(summary["run_name"]) / "rollouts").glob("step_*.jsonl")
+        return {json.loads(line)["prompt"][0] for file in samples for line in file.read_text().splitlines()}
+
+    assert on(3, "--num-rollout", "4") == {"c"}
+    assert on(4, "--num-rollout", "8") == {"c"}
+    assert on(5, "--num-rollout", "12", "--run-name", "later", "--load", f"{tmp_path}/runs/letters") == {"c"}
+    assert on(5, "--num-rollout", "4", "--run-name", "another") == {"e"}
 
 
 def test_killed_run_equals_one_that_was_not(letters, tmp_path, kill_after):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,15 @@ def test_chat_ends_where_the_assistant_is_to_speak(tokenizer: HfTokenizer) -> No
     turns = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n"
     assert tokenizer.apply_chat_template(chat) == turns + "<|im_start|>assistant\n"
     assert tokenizer.apply_chat_template(chat, add_generation_prompt=False) == turns
+
+
+def test_templates_print_the_day_that_they_are_told(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(smollm2)
+    tokenizer.inner.chat_template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+    tokenizer.day = date(2024, 2, 29)
+    chat = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(chat) == "29 Feb 2024: hi"
+    assert load_tokenizer(smollm2).day == date.today()
 
 
 def test_it_is_what_core_expects(tokenizer: HfTokenizer) -> None:

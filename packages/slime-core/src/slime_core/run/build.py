@@ -18,6 +18,7 @@ from slime_core.config.user_factories import naming
 from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Tokenizer
+from slime_core.run.template_day import set_day
 from slime_core.runtime.progress import ON_TERMINAL
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def make_context(settings: Settings, registry: Registry, *, rank: Rank | None = 
         logger.info("reading the tokenizer of %s", path, extra=ON_TERMINAL)
         with naming(registry, "slime.tokenizers", settings.model.tokenizer, where="model.tokenizer"):
             tokenizer: Tokenizer = registry.resolve("slime.tokenizers", settings.model.tokenizer)(path)
+        set_day(tokenizer, settings)
         return tokenizer
 
     return BuildContext(

@@ -8,6 +8,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 from slime_core.checks.loops import other_rollout, shared_devices, too_young
@@ -35,6 +36,7 @@ from slime_core.rollout.group import common_params, leftovers, score, training_p
 from slime_core.rollout.rollouts.default import rollout
 from slime_core.rollout.user_hooks import BUFFER_FILTER, TAKEN_BY_HOOK, RolloutHooks
 from slime_core.run.step_record import StepRecord, ahead_from_json, ahead_to_json
+from slime_core.run.template_day import DAY
 from slime_core.rundir.events import ROLLOUT, EventLog
 from slime_core.runtime.deadline import within
 from slime_core.samples import Group, Sample
@@ -190,7 +192,9 @@ class GeneratingHalf(ABC):
         ahead = {step: (record.copy(), groups) for step, (record, groups) in self.ahead.items()}
         again = self._before is not None  # the rollout function begins anew, and drops what it dropped
         begun = StepRecord(step=open_one.step, dropped=[] if again else list(open_one.dropped))
+        day: date | None = getattr(self.tokenizer, "day", None)
         return lambda: {
+            DAY: None if day is None else day.isoformat(),
             "source": source,
             "buffer": buffer(),
             "dispatcher": dispatcher(),

@@ -42,6 +42,7 @@ class _State(BaseModel):
     wall_s: Annotated[_Finite, Ge(0)]
     largest_logprob_diff: Annotated[_Finite, Ge(0)] | None = None
     unlogged: dict[str, float | None] | None = None
+    template_day: str | None = None
     dispatcher: dict[str, Any] = {"groups": []}
     ahead: list[dict[str, Any]] = []
     begun: list[dict[str, Any]] = []

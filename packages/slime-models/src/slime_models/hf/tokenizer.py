@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class HfTokenizer:
 
     def __init__(self, inner: Any, where: str) -> None:
         self.inner = inner
+        self.day = date.today()
+        """What chat templates print that ask for the day (`strftime_now`)."""
         self.eos_token_id: int | None = inner.eos_token_id
         self._where = where
 
@@ -90,7 +93,7 @@ class HfTokenizer:
                 "tokenizer_config.json), and --apply-chat-template wants one; add one, use an instruct "
                 "model, or write the prompts as plain text"
             )
-        options = {"add_generation_prompt": True} | kwargs
+        options = {"add_generation_prompt": True, "strftime_now": self.day.strftime} | kwargs
         try:
             text: str = self.inner.apply_chat_template(
                 [dict(message) for message in messages], tools=tools, tokenize=False, **options
