@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from slime_core.data.prompts import PromptFormat, prototype
+from slime_core.data.prompts import PromptFormat, check_columns, prototype
 from slime_core.data.rows.record import Record
 from slime_core.errors import DataError
 
@@ -51,6 +51,45 @@ def test_a_label_that_is_not_text_is_written_as_json(label, expected):
 @pytest.mark.parametrize("metadata", [{"k": 1}, '{"k": 1}'])
 def test_metadata_may_be_an_object_or_json_text(metadata):
     assert sample_of({"input": "q", "extra": metadata}, metadata_key="extra").metadata == {"k": 1}
+
+
+def test_metadata_may_be_all_columns_that_no_setting_names():
+    row = {
+        "input": "q",
+        "answer": "a",
+        "tools": None,
+        "pics": [],
+        "data_source": "gsm8k",
+        "extra": {"n": 1},
+        "text": "{",
+    }
+    sample = sample_of(row, label_key="answer", metadata_key="*", multimodal_keys={"image": "pics"})
+    assert sample.metadata == {"data_source": "gsm8k", "extra": {"n": 1}, "text": "{"}
+
+
+def test_a_label_may_be_in_a_column_of_tables():
+    row = {"input": "q", "reward_model": {"style": "rule", "ground_truth": "72"}}
+    assert sample_of(row, label_key="reward_model.ground_truth").label == "72"
+    assert sample_of({"input": "q", "a.b": "1", "a": {"b": "2"}}, label_key="a.b").label == "1"
+    for key in "reward_model.truth", "reward_model.style.x", "other.ground_truth":
+        with pytest.raises(
+            DataError, match=rf"columns \['input', 'reward_model'\]; wanted '{key}' \(label_key"
+        ):
+            sample_of(row, label_key=key)
+
+
+@pytest.mark.parametrize("name", ["metadata_key", "tool_key"])
+def test_an_optional_column_that_no_row_has_is_mistyped(name):
+    records = [
+        Record(f"a.jsonl:{n}", row) for n, row in enumerate([{"input": "q"}, {"input": "q", "extra": []}], 1)
+    ]
+    check_columns(records, PromptFormat(**{name: "extra"}))  # some rows may lack it
+    check_columns(records, PromptFormat())  # and all of them what nobody asked for
+    check_columns(records, PromptFormat(metadata_key="*"))
+    with pytest.raises(
+        DataError, match=rf"a.jsonl:1, and .*: found no column 'extr', but \['input'\]; .*set {name}, or"
+    ):
+        check_columns(records, PromptFormat(**{name: "extr"}))
 
 
 @pytest.mark.parametrize(

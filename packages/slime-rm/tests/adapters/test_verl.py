@@ -24,6 +24,9 @@ def scaled(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):
 async def later(data_source, solution_str, ground_truth, extra_info=None):
     return True
 
+def typed(data_source, solution_str, ground_truth, extra_info=None):
+    return float(ground_truth == [7, 2])
+
 def unscored(data_source, solution_str, ground_truth, extra_info=None):
     return {"acc": 1.0}
 """
@@ -45,6 +48,13 @@ def test_a_verl_file_scores_with_the_rows_metadata(verl_file):
 def test_a_verl_row_may_hold_its_truth_where_verl_has_it(verl_file):
     sample = Sample(response="72", metadata={"reward_model": {"style": "rule", "ground_truth": "72"}})
     assert VerlReward(path=verl_file, data_source="gsm8k")(sample)["score"] == 1.0
+
+
+def test_a_truth_that_is_no_text_stays_what_the_row_has(verl_file):
+    """The label is JSON of it then: `72`, which is not the number."""
+    reward = VerlReward(path=verl_file, function="typed", data_source="x")
+    sample = Sample(label="[7, 2]", metadata={"reward_model": {"ground_truth": [7, 2]}})
+    assert reward(sample) == 1.0
 
 
 def test_another_function_of_a_verl_file_gets_its_arguments(verl_file):

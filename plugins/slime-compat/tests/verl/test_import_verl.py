@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import tomllib
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from slime_compat.verl.command import main
 from slime_compat.verl.keys import KEYS
 from slime_compat.verl.others import OPENRLHF, TRL
 from slime_core.config.load import load_settings
 from slime_core.config.parsing.schema import build_schema
+from slime_core.data.make_source import make_source
 from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
+from slime_core.run.build import make_context
+from slime_rm.adapters.verl import VerlReward
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GRPO = f"""
@@ -65,6 +70,38 @@ def recipe_of(tmp_path, registry, capsys):
         return load_settings([str(output)], [], registry=registry), capsys.readouterr().err
 
     return recipe_of
+
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert (data_source, extra_info["index"]) == ("openai/gsm8k", 3)
+    return float(solution_str == ground_truth)
+"""
+
+
+def test_rows_of_its_own_files_are_scored_by_its_own_reward_files(recipe_of, registry, smollm2, tmp_path):
+    """The columns that verl's preprocessing scripts write: prompt, data_source, ability, reward_model and extra_info."""
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "6 times 12?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "72"},
+        "extra_info": {"split": "train", "index": 3},
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
+    (tmp_path / "reward.py").write_text(REWARD)
+    settings, _ = recipe_of(
+        f"data.train_files={tmp_path}/train.parquet", "data.train_batch_size=1", f"{ACTOR}.ppo_mini_batch_size=1",
+        f"actor_rollout_ref.model.path={smollm2}", f"custom_reward_function.path={tmp_path}/reward.py",
+    )  # fmt: skip
+    build = make_context(settings, registry)
+    ((sample, *_),) = make_source(build).take(1)
+    assert "6 times 12?" in sample.prompt and sample.label == "72"
+    reward = VerlReward(**settings.reward.rm_args)
+    sample.response = "72"
+    assert reward(sample) == 1.0
+    sample.response = "73"
+    assert reward(sample) == 0.0
 
 
 def test_the_grpo_example(recipe_of):

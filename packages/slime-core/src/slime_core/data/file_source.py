@@ -10,8 +10,8 @@ from slime_core.config.build import BuildContext
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets
 from slime_core.config.sections import DataSection, EvalSection
 from slime_core.data.mixed_source import MixedSource, named_files
-from slime_core.data.prompt_source import PromptSource, source_of
-from slime_core.data.prompts import PromptFormat, RowPrompts, build_prompts
+from slime_core.data.prompt_source import CHECKED, PromptSource, source_of
+from slime_core.data.prompts import PromptFormat, RowPrompts, build_prompts, check_columns
 from slime_core.data.rows.open_rows import open_rows, read_rows
 from slime_core.errors import DataError
 from slime_core.samples import Sample
@@ -62,7 +62,9 @@ def _source(
     seed_offset: int = 0,
 ) -> PromptSource:
     """Return the source of one file; `seed_offset` lets files of one length be shuffled differently."""
-    prompts = RowPrompts(open_rows(spec), build.tokenizer, prompt_format, source_name=name)
+    rows = open_rows(spec)
+    check_columns((rows[number] for number in range(min(len(rows), CHECKED))), prompt_format)
+    prompts = RowPrompts(rows, build.tokenizer, prompt_format, source_name=name)
     return source_of(
         prompts, build, place=prompts.place, digest=lambda: prompts.digest, seed_offset=seed_offset
     )
@@ -82,10 +84,10 @@ def _held_out(build: BuildContext, prompt_format: PromptFormat) -> tuple[list[Sa
     places: list[str] = []
     counts: list[int] = []
     for name, one in eval_sets(build.settings, build.registry).items():
-        records = read_rows(one.path, most=section.eval_num_prompts)
-        samples, where = build_prompts(
-            records, build.tokenizer, prompt_format=_format_of(one, section, prompt_format)
-        )
+        records = list(read_rows(one.path, most=section.eval_num_prompts))
+        own_format = _format_of(one, section, prompt_format)
+        check_columns(records, own_format)
+        samples, where = build_prompts(records, build.tokenizer, prompt_format=own_format)
         for sample, place in zip(samples, where, strict=True):
             sample.metadata = {**sample.metadata, **(one.metadata_overrides or {}), "source_name": name}
             sample.custom_rm_path = one.reward

@@ -18,6 +18,8 @@ from slime_core.protocols import IMAGE, Tokenizer
 from slime_core.samples import Sample
 
 Messages = list[dict[str, Any]]
+#: As `metadata_key`: all columns that no other setting names.
+ALL_COLUMNS = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def prototype(record: Record, tokenizer: Tokenizer, prompt_format: PromptFormat)
     Raises:
         DataError: names the row, what it holds and what was wanted.
     """
-    metadata = _metadata(record, prompt_format.metadata_key)
+    metadata = _metadata(record, prompt_format)
     tools = _tools(record, prompt_format.tool_key)
     if tools is not None:
         metadata["tools"] = tools
@@ -198,7 +200,37 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _metadata(record: Record, key: str) -> dict[str, Any]:
+def check_columns(records: Iterable[Record], prompt_format: PromptFormat) -> None:
+    """Refuse the name of an optional column that no row has. Rows may lack one; all of them do where the name is mistyped.
+
+    Raises:
+        DataError: names the setting, and the columns that there are.
+    """
+    wanted = {"metadata_key": prompt_format.metadata_key, "tool_key": prompt_format.tool_key}
+    usual = {"metadata_key": PromptFormat.metadata_key, "tool_key": PromptFormat.tool_key}
+    missing = {name: key for name, key in wanted.items() if key not in (usual[name], ALL_COLUMNS)}
+    if not missing:
+        return
+    first: Record | None = None
+    for record in records:
+        first = first or record
+        missing = {name: key for name, key in missing.items() if key not in record.values}
+        if not missing:
+            return
+    if first is not None:
+        (name, key), *_ = missing.items()
+        raise DataError(
+            f"{first.where}, and the rows after it: found no column {key!r}, but {sorted(first.values)}; wanted one of them; "
+            f"set {name}, or leave it out"
+        )
+
+
+def _metadata(record: Record, prompt_format: PromptFormat) -> dict[str, Any]:
+    key = prompt_format.metadata_key
+    if key == ALL_COLUMNS:
+        others = {prompt_format.input_key, prompt_format.label_key, prompt_format.tool_key}
+        names = record.values.keys() - others - {*prompt_format.multimodal_keys.values()}
+        return {name: _plain(record, name) for name in sorted(names)}
     value = _parsed(record, key)
     if value is None:
         return {}
@@ -226,15 +258,21 @@ def _parsed(record: Record, key: str) -> Any:
     """Return an optional column's value, read as JSON where it is text; another holds nothing that JSON has no form for."""
     value = record.values.get(key)
     if not isinstance(value, str):
-        if why := why_not_json(value):
-            raise DataError(
-                f"{record.where}: found {why} in {key!r}; wanted what JSON has: text, finite numbers, lists, tables"
-            )
-        return value
+        return _plain(record, key)
     try:
         return parse_json(value)
     except ValueError as error:
         raise DataError(f"{record.where}: found text in {key!r} that is not JSON ({error})") from error
+
+
+def _plain(record: Record, key: str) -> Any:
+    """Return the value of a column that may be missing, and holds nothing that JSON has no form for."""
+    value = record.values.get(key)
+    if why := why_not_json(value):
+        raise DataError(
+            f"{record.where}: found {why} in {key!r}; wanted what JSON has: text, finite numbers, lists, tables"
+        )
+    return value
 
 
 def _place_media(

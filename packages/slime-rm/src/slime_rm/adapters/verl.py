@@ -17,8 +17,8 @@ from slime_rm.text.ending import up_to_special_tokens
 class VerlReward:
     """Calls `compute_score(data_source, solution_str, ground_truth, extra_info)` of a verl reward file.
 
-    `data_source` and `extra_info` come from the row's metadata, where verl's own data files have them. A number, or
-    a dict whose `score` is one, is the reward.
+    `data_source` and `extra_info` come from the row's metadata, which are columns of their own in verl's data files:
+    `metadata_key = "*"` reads them. A number, or a dict whose `score` is one, is the reward.
 
     Args:
         path: file or module; verl's `custom_reward_function.path`.
@@ -51,7 +51,7 @@ class VerlReward:
         data_source = sample.metadata.get("data_source", self._data_source)
         if data_source is None:
             raise SampleError(
-                f"{sample.name}: metadata has no 'data_source'; add it to the rows, or set data_source in rm_args"
+                f"{sample.name}: metadata has no 'data_source'; set metadata_key to '*' where it is a column, add it to the rows, or set data_source in rm_args"
             )
         result = self._function(
             data_source=data_source,
@@ -68,8 +68,8 @@ class VerlReward:
 
 
 def _ground_truth(sample: Sample) -> Any:
-    """Return the label, or what verl's data files call it."""
+    """Return what verl's data files have in `reward_model`, which need not be text; the label where there is no such column."""
     reward_model = sample.metadata.get("reward_model")
-    if sample.label is None and isinstance(reward_model, Mapping):
-        return reward_model.get("ground_truth")
+    if isinstance(reward_model, Mapping) and "ground_truth" in reward_model:
+        return reward_model["ground_truth"]
     return sample.label

@@ -120,7 +120,8 @@ The file is Hydra's YAML, overrides are those of verl's command line (`key=value
 (`${{a.b}}`, `oc.select`, `oc.env`) are resolved. Every key that has no counterpart is named, on standard error and in the recipe. What
 the configuration does not say has verl's value, and what it computes has verl's conventions (`--numerics verl`, held beside verl's own
 functions by `slime bench conformance --peer verl`). Its whole batch of `data.train_batch_size` prompts is a step;
-`ppo_mini_batch_size` of them is an optimizer step. Parquet files are read as they are; a reward file is `rm_type = "verl"`.
+`ppo_mini_batch_size` of them is an optimizer step. Its Parquet files are read as they are: the label is `reward_model.ground_truth`,
+and all other columns are metadata (`metadata_key = "*"`); a reward file is `rm_type = "verl"`.
 
 {keys_table()}
 

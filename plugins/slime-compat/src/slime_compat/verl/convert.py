@@ -152,6 +152,8 @@ def _files(recipe: Imported, given: Mapping[str, Any]) -> None:
         else:
             recipe.without["data.train_max_samples"] = shown(most)
     recipe.put("data.prompt_data", _names_and(files) if files and len(files) > 1 else files)
+    recipe.put("data.label_key", "reward_model.ground_truth")  # as verl's own data files have it
+    recipe.put("data.metadata_key", "*")
     held_out = _read(recipe, given, "data.val_files", _listed)
     if held_out and recipe.tables.get("eval", {}).get("eval_interval") is not None:
         recipe.put("eval.eval_prompt_data", _names_and(held_out))

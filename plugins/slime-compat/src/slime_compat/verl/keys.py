@@ -247,7 +247,6 @@ IDLE: Mapping[str, str] = {
     ),
     "data.filter_overlong_prompts": "longer prompts are always dropped",
     "data.return_raw_": "prompts are there as messages and as ids",
-    "data.reward_fn_key": "the reward gets the row's metadata",
     "data.val_batch_size": "an evaluation is all of its prompts at once",
     f"{_C}.ppo_mini_batch_size": "the critic takes the policy's optimizer steps",
     "algorithm.filter_groups.metric": "the filter looks at the score before the overlong penalty",
@@ -264,4 +263,5 @@ IDLE_AT: Mapping[str, tuple[Any, str]] = {
         "the same command goes on where the run was; a new --output-dir begins anew",
     ),
     "trainer.device": ("cuda", "it is CUDA where there is a GPU"),
+    "data.reward_fn_key": ("data_source", "the reward gets all columns of the row"),
 }

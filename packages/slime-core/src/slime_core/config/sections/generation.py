@@ -60,9 +60,9 @@ class DataSection(SectionModel):
     input_key: str = "input"
     """Column of the prompt: text, or a list of chat messages."""
     label_key: str | None = None
-    """Column of the ground truth."""
+    """Column of the ground truth; `column.name` for what a column of tables has under a name, as verl's `reward_model.ground_truth`."""
     metadata_key: str = "metadata"
-    """Column of further data for rewards and generators."""
+    """Column of further data for rewards and generators; `*` for all columns that no other setting names."""
     tool_key: str = "tools"
     """Column of tool schemas, for the chat template."""
     multimodal_keys: dict[str, str] | None = None

@@ -21,14 +21,17 @@ class Record:
     """The file's: paths in it begin there and stay there, unless the settings name another one."""
 
     def value(self, key: str, *, setting: str) -> Any:
-        """Return the value of column `key`, which `setting` asks for.
+        """Return the value of column `key`, which `setting` asks for; of `column.name`, what a column of tables has under a name.
 
         Raises:
             DataError: there is no such column; names the row and the columns that it has.
         """
-        if key not in self.values:
-            raise DataError(
-                f"{self.where}: found the columns {sorted(self.values)}; wanted {key!r} ({setting}); "
-                f"set {setting} to one of them"
-            )
-        return self.values[key]
+        found: Any = self.values
+        for name in [key] if key in self.values else key.split("."):
+            if not isinstance(found, dict) or name not in found:
+                raise DataError(
+                    f"{self.where}: found the columns {sorted(self.values)}; wanted {key!r} ({setting}); "
+                    f"set {setting} to one of them"
+                )
+            found = found[name]
+        return found
