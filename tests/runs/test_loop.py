@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from slime_core.config.load import load_settings
-from slime_core.errors import DataError, PluginError, SampleError
+from slime_core.errors import DataError, PluginError, RewardError, SampleError
 from slime_core.launch.local import drive
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
@@ -192,6 +192,29 @@ def test_longer_run_goes_on_from_the_last_checkpoint(letters, tmp_path):
         assert {k: v for k, v in row.items() if not k.startswith("eval/")} == {
             k: v for k, v in shared.items() if not k.startswith("eval/")
         }
+
+
+def test_a_run_that_a_reward_ends_saves_what_was_trained_and_goes_on(letters, tmp_path, monkeypatch):
+    """Samples from 128 on are of the third step; nothing is to be saved before the last one. Then the reward is mended."""
+    (tmp_path / "faulty.py").write_text(
+        "from pathlib import Path\n"
+        "from slime_core.testing.tabular import next_letter\n"
+        "async def reward(sample):\n"
+        "    assert sample.index < 128 or Path('mended').exists()\n"
+        "    return next_letter(sample)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--custom-rm-path", "faulty:reward", "--rm-type", "none", "--save-interval", "none")
+    whole = train(letters, "--run-name", "whole")
+    with pytest.raises(RewardError):
+        train(letters, *flags)
+    run = tmp_path / "runs/letters"
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    assert [folder.name for folder in (run / "checkpoints").iterdir()] == ["step_000002"]
+    (tmp_path / "mended").touch()
+    assert train(letters, *flags)["eval_after"] == whole["eval_after"]
+    assert prompts(run) == prompts(tmp_path / "runs/whole")
 
 
 def test_a_run_that_goes_on_another_day_has_the_prompts_of_its_first(letters, tmp_path, monkeypatch):

@@ -70,6 +70,10 @@ class DeadlineError(SlimeError, TimeoutError):
     """A remote call did not answer in time."""
 
 
+class RolloutTimeout(DeadlineError):
+    """A rollout or an evaluation was not done in time."""
+
+
 class RunError(SlimeError, RuntimeError):
     """A run was ended by something that is no error by itself, such as `sys.exit()` in a plugin."""
 

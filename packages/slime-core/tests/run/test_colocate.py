@@ -46,6 +46,15 @@ def calls(*turns, offloads_weights=True, **section):
     return asyncio.run(scenario())
 
 
+def test_for_its_last_checkpoint_a_run_closes_the_engine_that_may_hang():
+    *_, saves = calls("engine", "update", "engine", "last_save", colocate=True)
+    assert saves == ["engine.close", "trainer.onload"]
+    *_, saves = calls("engine", "update", "engine", "trainer", "last_save", colocate=True)
+    assert saves == []  # the engine is out already
+    *_, saves = calls("engine", "update", "engine", "last_save")
+    assert saves == []  # and has devices of its own
+
+
 def test_the_weights_of_both_are_there_at_an_update_alone():
     """From the start of a run: the engine starts, gets weights and generates; then a step of training, and so on."""
     start, first, generates, trains, update, again = calls(

@@ -16,7 +16,7 @@ from slime_core.errors import TRACEBACK, Interrupted, RunError, SlimeError, exit
 from slime_core.plugins.registry import Registry
 from slime_core.run.assemble import Placement, assemble
 from slime_core.run.run import Run
-from slime_core.run.saving import save_whole_steps
+from slime_core.run.saving import can_save, save_whole_steps
 from slime_core.run.start import start
 from slime_core.run.tracking import attach
 from slime_core.rundir.claim import changes
@@ -139,7 +139,7 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
         cause = _told(error)
         status = "interrupted" if isinstance(cause, Interrupted) else "failed"
         if run.is_recorded:  # else it was refused, and the folder tells of the run before
-            if status == "interrupted":
+            if can_save(cause):
                 with logged("the steps since the newest checkpoint are lost"):
                     await save_whole_steps(run)
             summary = run.summary(status) | {"error": f"{type(cause).__name__}: {cause}"}

@@ -8,6 +8,7 @@ from typing import cast
 
 from slime_core.config.sections import ClusterSection
 from slime_core.protocols import OffloadsWeights, RolloutEngine, Trainer
+from slime_core.runtime.closing import close_all
 from slime_core.runtime.deadline import within
 
 
@@ -61,6 +62,16 @@ class SharedDevices:
     async def for_engine(self) -> None:
         """Offload the trainer and onload the engine, so that it can generate; raises as `for_trainer` does."""
         await self._change(self._to_engine)
+
+    async def for_last_save(self) -> None:
+        """Onload the trainer for the checkpoint of a run that ends early; raises as `for_trainer` does.
+
+        The engine is closed, not offloaded: it may hang, or be what ended the run.
+        """
+        if self._are_shared and self._offloads_rollout and self._engine_is_in:
+            await close_all([self._engine])
+            self._engine_is_in = self.engine_has_weights = False
+        await self.for_trainer()
 
     async def _change(self, turn: Callable[[], Awaitable[None]]) -> None:
         if self._are_shared:

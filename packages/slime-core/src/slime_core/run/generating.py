@@ -14,7 +14,7 @@ from typing import Any
 from slime_core.checks.loops import other_rollout, shared_devices, too_young
 from slime_core.config.derive import BatchSizes
 from slime_core.config.settings import Settings
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, RolloutTimeout
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
     Buffer,
@@ -110,9 +110,9 @@ class GeneratingHalf(ABC):
         if self.rollout_fn is not rollout:
             self._before = self._groups_snapshot()
         with record.timed("rollout", self.events, lane=ROLLOUT):
-            groups = await within(
-                timeout, f"step {step}: rollout", self.rollout_fn(self, step), waits_for_others=True
-            )
+            what = f"step {step}: rollout (--rollout-timeout-s)"
+            work = self.rollout_fn(self, step)
+            groups = await within(timeout, what, work, waits_for_others=True, error=RolloutTimeout)
         if self.rollout_fn is not rollout:  # which checks each sample as it comes
             check_groups(groups, step, vocab_size=self.vocab_size)
         self.user_hooks.filter_samples(groups)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_core.errors import RolloutTimeout
 from slime_core.protocols import DataSource, Metrics, Trainer
 from slime_core.run.colocate import SharedDevices
 from slime_core.run.evaluation import evaluate, evaluate_groups
@@ -263,12 +264,10 @@ class Run(GeneratingHalf):
         begin = now()
         write = functools.partial(self.run_dir.write_samples, step, evaluation=True)
         start, function = self.eval_start, self.eval_fn
-        evaluating = within(
-            self.settings.rollout.rollout_timeout_s,
-            f"evaluation after step {step} (--rollout-timeout-s)",
-            evaluate_groups(self, self.eval_source, step=step, start=start, write=write, function=function),
-        )
-        metrics, accuracy = await self.supplied(evaluating)
+        timeout = self.settings.rollout.rollout_timeout_s
+        what = f"evaluation after step {step} (--rollout-timeout-s)"
+        work = evaluate_groups(self, self.eval_source, step=step, start=start, write=write, function=function)
+        metrics, accuracy = await self.supplied(within(timeout, what, work, error=RolloutTimeout))
         self.eval_after, self.evaluated_at = accuracy, step
         seconds = now() - begin
         self.events.span("eval", lane=LOOP, begin=begin, seconds=seconds, step=step)

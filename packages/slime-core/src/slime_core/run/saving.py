@@ -1,14 +1,32 @@
-"""The checkpoint of an interrupted run."""
+"""The last checkpoint of a run that is interrupted, or ended by an error that is not the trainer's."""
 
 from __future__ import annotations
 
 import math
 
+from slime_core.errors import (
+    CheckpointError,
+    DeadlineError,
+    Interrupted,
+    RolloutTimeout,
+    TrainerError,
+    WeightSyncError,
+)
 from slime_core.run.run import Run
+
+#: Errors after which the trainer may not answer, or has nowhere to write to.
+_OF_TRAINER = (CheckpointError, DeadlineError, TrainerError, WeightSyncError)
+
+
+def can_save(cause: BaseException) -> bool:
+    """Return whether the trainer can be asked for a checkpoint when a run was ended so: by a signal, or by what generates."""
+    if isinstance(cause, Interrupted | RolloutTimeout):
+        return True
+    return isinstance(cause, Exception) and not isinstance(cause, _OF_TRAINER)
 
 
 async def save_whole_steps(run: Run) -> None:
-    """Write a checkpoint of an interrupted run after its last trained step, unless there is one already.
+    """Write a checkpoint of a run that ends early after its last trained step, unless there is one already.
 
     A step that was not trained is dropped: its prompts are taken again when the run resumes. A step that was trained, but
     not yet evaluated or logged, is evaluated and logged when the run resumes. Nothing is written during a step's training.
@@ -24,7 +42,7 @@ async def save_whole_steps(run: Run) -> None:
     if state is None or not due or done in (0, run.saved_at):
         return
     run.report("save", 0, 1)
-    await run.devices.for_trainer()
+    await run.devices.for_last_save()
     run.run_dir.flush()
     await run.checkpoints.save(done, state)
     run.saved_at = done

@@ -61,7 +61,14 @@ class Work[T]:
         return await close_tasks([task for task in parts if not task.done()])
 
 
-async def within[T](seconds: float, what: str, work: Awaitable[T], *, waits_for_others: bool = False) -> T:
+async def within[T](
+    seconds: float,
+    what: str,
+    work: Awaitable[T],
+    *,
+    waits_for_others: bool = False,
+    error: type[DeadlineError] = DeadlineError,
+) -> T:
     """Return what `work` returns within a deadline. It runs in a task of its own.
 
     Args:
@@ -69,6 +76,7 @@ async def within[T](seconds: float, what: str, work: Awaitable[T], *, waits_for_
         what: how messages call the work.
         work: what is done.
         waits_for_others: whether it waits for tasks that it did not start, too.
+        error: what is raised.
 
     Raises:
         DeadlineError: `what` was not done in time; the work was cancelled, or given up. Says which processes did not answer
@@ -85,7 +93,7 @@ async def within[T](seconds: float, what: str, work: Awaitable[T], *, waits_for_
             raise
         if running.task.done():
             return running.task.result()
-        missed = DeadlineError(f"{what}: not done after {seconds:g} s")
+        missed = error(f"{what}: not done after {seconds:g} s")
         tasks = asyncio.all_tasks() if waits_for_others else running.parts()
         for note in await tell_both_ends(str(missed), open_calls(tasks)):
             missed.add_note(note)
