@@ -37,7 +37,7 @@ def problem():
 def test_a_tasks_own_answer_scores_one_after_a_round_trip_through_json(name):
     section = GymSection(task=name, task_args=TASKS[name], size=5, eval_size=0)
     for problem in training_problems(section):
-        assert gym(sample_of(problem, problem.answer)) == 1.0
+        assert gym(sample_of(problem, problem.answer)).score == 1.0
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -47,31 +47,42 @@ def test_origin_makes_the_same_entry_as_reasoning_gym(name):
 
 
 def test_first_line_counts_and_blanks_around_it_do_not(problem):
-    assert gym(sample_of(problem, f" {problem.answer} \n1 + 1 = 3\n")) == 1.0
+    assert gym(sample_of(problem, f" {problem.answer} \n1 + 1 = 3\n")).score == 1.0
 
 
 def test_answer_on_a_later_line_scores_zero(problem):
-    assert gym(sample_of(problem, f"let me see\n{problem.answer}")) == 0.0
+    assert gym(sample_of(problem, f"let me see\n{problem.answer}")).score == 0.0
 
 
 @pytest.mark.parametrize("response", ["", " \n\n", "no idea", "-", "99999"])
 def test_wrong_and_empty_responses_score_zero(problem, response):
-    assert gym(sample_of(problem, response)) == 0.0
+    assert gym(sample_of(problem, response)).score == 0.0
+
+
+@pytest.mark.parametrize("error", [AttributeError("'dict' object has no attribute 'x'"), SystemExit(3)])
+def test_what_the_scorer_cannot_take_is_the_answers_fault(problem, monkeypatch, error):
+    def raises(self, answer):
+        raise error
+
+    monkeypatch.setattr(Origin, "score", raises)
+    grade = gym(sample_of(problem, '{"Agent[0.5, 0.5]": "move"}'))
+    assert grade.score == 0.0
+    assert grade.details["failed"] == f"the scorer raised {type(error).__name__}: {error}"
 
 
 def test_partial_score_is_given_only_on_demand(problem):
     response = f"it is {problem.answer} and that is it"
-    assert gym(sample_of(problem, response)) == 0.0
-    assert 0.0 < gym(sample_of(problem, response), partial=True) < 1.0
+    assert gym(sample_of(problem, response)).score == 0.0
+    assert 0.0 < gym(sample_of(problem, response), partial=True).score < 1.0
 
 
 def test_answers_of_several_lines_are_read_whole():
     problem = training_problems(GymSection(task="game_of_life", size=1, eval_size=0))[0]
     sudoku = training_problems(GymSection(task="mini_sudoku", size=1, eval_size=0))[0]
     assert len(sudoku.answer.splitlines()) == 4
-    assert gym(sample_of(sudoku, sudoku.answer + "\nDone.")) == 1.0
-    assert gym(sample_of(sudoku, sudoku.answer.splitlines()[0])) == 0.0
-    assert gym(sample_of(problem, problem.answer)) == 1.0
+    assert gym(sample_of(sudoku, sudoku.answer + "\nDone.")).score == 1.0
+    assert gym(sample_of(sudoku, sudoku.answer.splitlines()[0])).score == 0.0
+    assert gym(sample_of(problem, problem.answer)).score == 1.0
 
 
 def test_sample_of_another_source_is_refused_by_name():

@@ -34,6 +34,18 @@ def test_functions_and_methods_are_called():
     assert graded("def add(a, b):\n    return b", ADD).parts == {"share": 0.0}
 
 
+def test_outputs_of_one_value_each_may_be_wrapped_in_lists():
+    """As in APPS and TACO. Where one output is another list, all are what they say."""
+    echo, listed = "def f(a):\n    return a", "def f(a):\n    return [a]"
+    tests = {"fn_name": "f", "inputs": [["aba"], [3]], "outputs": [["aba"], [3]]}
+    assert graded(echo, tests).score == graded(listed, tests).score == 1.0
+    assert graded("def f(a):\n    return 3", tests).parts == {"share": 0.5}
+    assert graded(echo, {"fn_name": "f", "inputs": [["a"], [1]], "outputs": [["a"], [1, 1]]}).score == 0.0
+    assert (
+        graded("def f():\n    return 1", {"fn_name": "f", "inputs": [[]], "outputs": [[1, 2]]}).score == 0.0
+    )
+
+
 def test_the_last_block_counts_and_no_block_scores_zero():
     response = "```python\nprint(1)\n```\nNo:\n```py\nprint(2 * int(input()))\n```"
     assert code(Sample(response=response, label=json.dumps(DOUBLE))).score == 1.0

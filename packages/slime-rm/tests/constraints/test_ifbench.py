@@ -207,3 +207,15 @@ def test_a_response_that_repeats_itself_without_end_is_read_once(unit):
     """A policy that fell into a loop writes such. Read once it takes a second, in squares minutes."""
     for name, arguments, _, _ in CASES:
         assert score("Hi **" + unit * (200_000 // len(unit)), [name], [arguments]).score in (0.0, 1.0)
+
+
+def test_a_thought_is_no_part_of_the_response():
+    metadata = {"instruction_id_list": ["punctuation:no_comma"]}
+    for response, score in (
+        ("<think>well, so</think>\n\nno comma here", 1.0),
+        ("well, so</think>no comma here", 1.0),
+        ("<think>no</think>one, two", 0.0),
+        ("<think>no comma, and no end", 0.0),
+        ("no comma here", 1.0),
+    ):
+        assert ifbench(Sample(response=response, metadata=metadata)).score == score

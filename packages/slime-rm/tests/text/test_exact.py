@@ -14,6 +14,11 @@ from slime_rm.text.exact import exact
         ("Yes", "yes", 0.0),
         ("yes.", "yes", 0.0),
         ("", "yes", 0.0),
+        ("<think>no, or\nyes</think>\n\nyes", "yes", 1.0),
+        ("yes</think>no<|im_end|>", "no", 1.0),
+        ("<think>yes</think>no", "yes", 0.0),
+        ("<think>yes", "yes", 0.0),
+        ("<think>yes</think>no", "<think>yes</think>no", 1.0),
     ],
 )
 def test_exact_compares_text_but_for_outer_blanks(response, label, score):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from slime_core.errors import SampleError
 from slime_core.rewards.results import Grade
@@ -11,7 +12,7 @@ from slime_core.samples import Sample
 from slime_gym.problems import ORIGIN_KEY, Origin
 
 
-def gym(sample: Sample, *, partial: bool = False) -> float:
+def gym(sample: Sample, *, partial: bool = False) -> Grade:
     """Score the start of the response with the scorer of the task that the problem comes from.
 
     The answer is the first line of the response, stripped; where the task's own answer has more lines, that many.
@@ -21,7 +22,7 @@ def gym(sample: Sample, *, partial: bool = False) -> float:
         partial: return the scorer's partial scores; otherwise 1.0 for a full score and 0.0 for any other.
 
     Returns:
-        From 0.0 to 1.0.
+        From 0.0 to 1.0. What the scorer cannot take is 0, and the detail `failed` says why.
 
     Raises:
         SampleError: the sample is not from the source `gym`, or the problem cannot be made again as it was.
@@ -39,19 +40,21 @@ def gym(sample: Sample, *, partial: bool = False) -> float:
         )
     n_lines = 1 if answer is None else len(answer.splitlines())
     lines = sample.response.strip().splitlines()[:n_lines]
-    score = origin.score("\n".join(lines).strip()) if lines else 0.0
-    return score if partial else float(score >= 1.0)
+    grade = _graded(origin, "\n".join(lines).strip()) if lines else Grade(score=0.0)
+    return grade if partial else replace(grade, score=float(grade.score >= 1.0))
 
 
 def attempt(sample: Sample) -> Grade:
-    """Score the whole response as an answer, partial scores included; what the scorer cannot take is 0, and `failed` says why.
-
-    Scorers evaluate answers, some of them as Python: what one raises is the answer's fault.
-    """
+    """Score the whole response as an answer, partial scores included; what the scorer cannot take is 0, and `failed` says why."""
     origin = Origin(**sample.metadata[ORIGIN_KEY])
     origin.entry()  # a problem that cannot be made again is not the answer's fault
+    return _graded(origin, sample.response)
+
+
+def _graded(origin: Origin, answer: str) -> Grade:
+    """Score an answer. Scorers evaluate answers, some of them as Python: what one raises is the answer's fault."""
     try:
-        score = origin.score(sample.response)
+        score = origin.score(answer)
     except BaseException as error:  # an answer may call exit()
         return Grade(score=0.0, details={"failed": f"the scorer raised {type(error).__name__}: {error}"})
     if not math.isfinite(score):

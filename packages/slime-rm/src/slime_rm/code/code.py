@@ -40,6 +40,8 @@ class _Test:
     """Standard input, or the arguments of the function."""
     wanted: Any
     """Standard output, or what the function returns."""
+    is_wrapped: bool = False
+    """Whether all outputs of the row are lists of one value: of APPS and TACO what the function returns is the value, or the list."""
 
 
 def code(
@@ -121,7 +123,8 @@ def _tests(sample: Sample) -> tuple[str | None, Sequence[_Test]]:
             f"{sample.name}: label is {label[:100]!r} ({why}); wanted tests as JSON: "
             '{"inputs": [...], "outputs": [...]}, and "fn_name" to call a function'
         ) from error
-    return name, [_Test(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+    wrapped = name is not None and all(isinstance(wanted, list) and len(wanted) == 1 for wanted in outputs)
+    return name, [_Test(given, wanted, wrapped) for given, wanted in zip(inputs, outputs, strict=True)]
 
 
 def _failure(source: str, name: str | None, test: _Test, limits: Limits) -> str | None:
@@ -132,7 +135,8 @@ def _failure(source: str, name: str | None, test: _Test, limits: Limits) -> str 
     else:
         files = {"solution.py": source, "call.py": _CALL}
         ran = run(files, "call.py", stdin=json.dumps([name, test.given]), limits=limits)
-        right = any(same_value(value, test.wanted) for value in _returned(ran.stdout))
+        wanted = [test.wanted, *(test.wanted if test.is_wrapped else ())]
+        right = any(same_value(value, one) for value in _returned(ran.stdout) for one in wanted)
     if (ran.ending, ran.code) == ("exit", 0):
         return None if right else f"wrong answer {ran.stdout[:_SHOWN]!r}"
     return _end(ran)

@@ -15,6 +15,7 @@ from slime_rm.constraints.form import FORM
 from slime_rm.constraints.length import LENGTH
 from slime_rm.constraints.wording import WORDING
 from slime_rm.text.ending import up_to_special_tokens
+from slime_rm.text.thought import after_thought
 
 #: Constraint id -> check(response, **arguments) -> whether the response keeps to it.
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = {**FORM, **LENGTH, **WORDING}
@@ -24,15 +25,15 @@ def ifbench(sample: Sample) -> Grade:
     """Score 1.0 when the response keeps to every constraint, else 0.0; the part `share` is the share it keeps to.
 
     Metadata as in IFEval and IFBench data: `instruction_id_list`, ids such as `punctuation:no_comma`, and `kwargs`,
-    the arguments of each (entries that are None are left out). An empty response keeps to nothing; special tokens at the end of a response
-    are no part of it.
+    the arguments of each (entries that are None are left out). An empty response keeps to nothing, nor does one that is cut off in its
+    thought (`<think>` without `</think>`); a thought and special tokens at the end are no part of a response.
 
     Raises:
         SampleError: metadata lacks the ids, an id is unknown, or its arguments are not those that it takes.
 
     Source: IFEval (arXiv:2311.07911) and IFBench (arXiv:2507.02833); the checks are ours, nothing is downloaded.
     """
-    response = up_to_special_tokens(sample.response)
+    response = _solution(sample.response)
     kept = {}
     for number, (name, arguments) in enumerate(_constraints(sample)):
         check = _check_of(sample, name, arguments)
@@ -43,6 +44,12 @@ def ifbench(sample: Sample) -> Grade:
             raise SampleError(f"{sample.name}: constraint {name} with {arguments}: {error}") from error
     share = sum(kept.values()) / len(kept)
     return Grade(score=float(share == 1.0), parts={"share": share}, details={"kept": kept})
+
+
+def _solution(response: str) -> str:
+    """Return what is behind the thought, without blanks before it; nothing where the thought never ends."""
+    solution = after_thought(response) or ""
+    return up_to_special_tokens(solution if solution == response else solution.lstrip())
 
 
 def _constraints(sample: Sample) -> list[tuple[str, dict[str, Any]]]:

@@ -12,6 +12,7 @@ from slime_core.samples import Sample
 
 from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
+from slime_rm.text.thought import after_thought
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -22,7 +23,7 @@ CLOSED = frozenset({"yes", "no", "noanswer"})
 def f1(sample: Sample) -> Grade:
     """Score the overlap of the words of response and label: the harmonic mean of precision and recall.
 
-    Case, punctuation, articles and special tokens at the end do not count, the number of times that a word occurs does. Where either is
+    Case, punctuation, articles, special tokens at the end and a thought (`<think>...</think>`) before the answer do not count, the number of times that a word occurs does. Where either is
     `yes`, `no` or `noanswer`, only the very same is right. Parts: `precision`, `recall`.
 
     Raises:
@@ -31,7 +32,7 @@ def f1(sample: Sample) -> Grade:
     Source: SQuAD (arXiv:1606.05250) and HotpotQA's evaluation, as in slime/rollout/rm_hub/f1.py.
     """
     label = label_of(sample)
-    given, wanted = normal_words(without_special_tokens(sample.response)), normal_words(label)
+    given, wanted = normal_words(_answer(sample.response)), normal_words(label)
     if not wanted:
         raise SampleError(
             f"{sample.name}: label is {label[:200]!r}, which has no words once punctuation and articles are gone; "
@@ -43,6 +44,11 @@ def f1(sample: Sample) -> Grade:
         return _grade(0.0, 0.0)
     shared = (Counter(given) & Counter(wanted)).total()
     return _grade(shared / len(given), shared / len(wanted))
+
+
+def _answer(response: str) -> str:
+    """Return what is behind the thought; nothing where that never ends."""
+    return without_special_tokens(after_thought(response) or "")
 
 
 def normal_words(text: str) -> list[str]:
