@@ -88,7 +88,8 @@ class AlgosSection(SectionModel):
     kl_loss_coef: Amount = 0.0
     """Weight of the KL divergence in the loss; 0 only reports it. Needs `use_kl_loss`."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl", "abs"] = "k1"
-    """Estimator of the KL divergence."""
+    """Estimator of the KL divergence. As a loss, `k1` has no gradient on average where samples are the policy's own: `k2`, `k3` and `low_var_kl`
+    pull to the reference."""
     use_unbiased_kl: bool = False
     """Weigh the KL divergence in the loss by the ratio of new to old probability."""
     kl_straight_through: bool = False
