@@ -38,7 +38,10 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
+# Where the machine is busy, Ray gives up after half a minute: so each process of it is started again, and what looks for them asks again.
+again='for try in 1 2 3; do "$@" && exit; sleep 5; done; exit 1'
 srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
+    bash -c "$again" - \
     ray start --head --node-ip-address="$head_ip" --port="$port" --num-gpus="$gpus" \
     --include-dashboard=false --disable-usage-stats --block &
 for ((tries = 0; ; tries++)); do
@@ -46,9 +49,8 @@ for ((tries = 0; ; tries++)); do
     if ((tries == 60)); then echo "Ray's head does not answer at $head_ip:$port" >&2; exit 1; fi
     sleep 2
 done
-# A head that is busy answers later than Ray waits: so each machine joins again, and so does what looks for them.
 srun --nodes="$trainers" --ntasks="$trainers" --exclude="$head" --overlap \
-    bash -c 'for try in 1 2 3; do "$@" && exit; sleep 5; done; exit 1' - \
+    bash -c "$again" - \
     ray start --address="$head_ip:$port" --num-gpus="$gpus" --disable-usage-stats --block &
 
 export RAY_ADDRESS="$head_ip:$port"

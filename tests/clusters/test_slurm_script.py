@@ -19,17 +19,18 @@ from slime_core.runtime.processes.ports import ReservedPort
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
-#: Starts what follows its own options, on this machine; machines that are not the head join by `JOINING`.
+#: Starts what follows its own options, on this machine; Ray by `RAY`.
 SRUN = """#!/bin/sh
 echo "srun $*" >>"$STOOD_IN"
-case "$*" in *--exclude=*) export PATH="$(dirname "$0")/joining:$PATH";; esac
+export PATH="$(dirname "$0")/failing:$PATH"
 while [ "${1#--}" != "$1" ]; do shift; done
 if [ "$1" = hostname ]; then echo 127.0.0.1; exit; fi
 exec "$@"
 """
-#: Takes the place of `ray`: it fails once, as where the head is busy.
-JOINING = """#!/bin/sh
-if [ ! -e "$STOOD_IN.failed" ]; then touch "$STOOD_IN.failed"; exit 1; fi
+#: Takes the place of `ray`: it fails once for the head, and once for a machine that joins, as where they are busy.
+RAY = """#!/bin/sh
+case "$*" in *--head*) failed="$STOOD_IN.head";; *) failed="$STOOD_IN.joining";; esac
+if [ ! -e "$failed" ]; then touch "$failed"; exit 1; fi
 exec "$SLURM_SUBMIT_DIR/.venv/bin/ray" "$@"
 """
 SCONTROL = """#!/bin/sh
@@ -42,8 +43,8 @@ printf 'first\\nsecond\\n'
 def submit(tmp_path: Path, root: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Return a function that starts the script as Slurm does; whatever it leaves is ended with the test."""
     stand_ins = tmp_path / "bin"
-    (stand_ins / "joining").mkdir(parents=True)
-    for name, script in (("srun", SRUN), ("joining/ray", JOINING), ("scontrol", SCONTROL)):
+    (stand_ins / "failing").mkdir(parents=True)
+    for name, script in (("srun", SRUN), ("failing/ray", RAY), ("scontrol", SCONTROL)):
         (stand_ins / name).write_text(script)
         (stand_ins / name).chmod(0o755)
     (tmp_path / ".venv").symlink_to(sys.prefix)
@@ -121,7 +122,8 @@ def test_a_job_of_two_machines_trains_on_one_of_them(submit, letters, tmp_path):
     assert "--num-gpus=2" in calls[2]
     assert "--exclude=first" in calls[3]
     assert "--num-gpus=2" in calls[3]
-    assert (tmp_path / "calls.failed").exists()
+    assert (tmp_path / "calls.head").exists()
+    assert (tmp_path / "calls.joining").exists()
 
 
 def test_a_signal_before_the_time_is_up_reaches_the_run_which_saves(submit, letters, tmp_path):
