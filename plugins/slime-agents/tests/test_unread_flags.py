@@ -43,7 +43,7 @@ def test_flags_are_refused_that_the_chosen_generator_does_not_read(flags, unread
 def test_the_generator_of_an_evaluation_set_reads_its_own(tmp_path):
     sets = tmp_path / "sets.json"
     sets.write_text(
-        '{"datasets": [{"name": "a", "path": "a.jsonl", "custom_generate_function_path": "tool-loop"}]}'
+        '{"eval": {"datasets": [{"name": "a", "path": "a.jsonl", "custom_generate_function_path": "tool-loop"}]}}'
     )
     flags = ("--agents-max-tool-chars", "9", "--agents-max-requests-at-once", "2", "--eval-config", str(sets))
     registry = Registry()

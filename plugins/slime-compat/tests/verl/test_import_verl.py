@@ -79,7 +79,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_rows_of_its_own_files_are_scored_by_its_own_reward_files(recipe_of, registry, smollm2, tmp_path):
+def test_rows_of_its_own_files_are_scored_by_its_own_reward_files(recipe_of, registry, tmp_path):
     """The columns that verl's preprocessing scripts write: prompt, data_source, ability, reward_model and extra_info."""
     row = {
         "data_source": "openai/gsm8k",
@@ -92,7 +92,7 @@ def test_rows_of_its_own_files_are_scored_by_its_own_reward_files(recipe_of, reg
     (tmp_path / "reward.py").write_text(REWARD)
     settings, _ = recipe_of(
         f"data.train_files={tmp_path}/train.parquet", "data.train_batch_size=1", f"{ACTOR}.ppo_mini_batch_size=1",
-        f"actor_rollout_ref.model.path={smollm2}", f"custom_reward_function.path={tmp_path}/reward.py",
+        "actor_rollout_ref.model.path=smollm2-135m", f"custom_reward_function.path={tmp_path}/reward.py",
     )  # fmt: skip
     build = make_context(settings, registry)
     ((sample, *_),) = make_source(build).take(1)
