@@ -112,7 +112,7 @@ class GeneratingHalf(ABC):
         with record.timed("rollout", self.events, lane=ROLLOUT):
             what = f"step {step}: rollout (--rollout-timeout-s)"
             work = self.rollout_fn(self, step)
-            groups = await within(timeout, what, work, waits_for_others=True, error=RolloutTimeout)
+            groups = await within(timeout, what, work, waits_for_others=True, missed=RolloutTimeout)
         if self.rollout_fn is not rollout:  # which checks each sample as it comes
             check_groups(groups, step, vocab_size=self.vocab_size)
         self.user_hooks.filter_samples(groups)

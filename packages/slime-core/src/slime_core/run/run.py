@@ -267,7 +267,7 @@ class Run(GeneratingHalf):
         timeout = self.settings.rollout.rollout_timeout_s
         what = f"evaluation after step {step} (--rollout-timeout-s)"
         work = evaluate_groups(self, self.eval_source, step=step, start=start, write=write, function=function)
-        metrics, accuracy = await self.supplied(within(timeout, what, work, error=RolloutTimeout))
+        metrics, accuracy = await self.supplied(within(timeout, what, work, missed=RolloutTimeout))
         self.eval_after, self.evaluated_at = accuracy, step
         seconds = now() - begin
         self.events.span("eval", lane=LOOP, begin=begin, seconds=seconds, step=step)

@@ -67,7 +67,7 @@ async def within[T](
     work: Awaitable[T],
     *,
     waits_for_others: bool = False,
-    error: type[DeadlineError] = DeadlineError,
+    missed: type[DeadlineError] = DeadlineError,
 ) -> T:
     """Return what `work` returns within a deadline. It runs in a task of its own.
 
@@ -76,7 +76,7 @@ async def within[T](
         what: how messages call the work.
         work: what is done.
         waits_for_others: whether it waits for tasks that it did not start, too.
-        error: what is raised.
+        missed: what is raised.
 
     Raises:
         DeadlineError: `what` was not done in time; the work was cancelled, or given up. Says which processes did not answer
@@ -93,14 +93,14 @@ async def within[T](
             raise
         if running.task.done():
             return running.task.result()
-        missed = error(f"{what}: not done after {seconds:g} s")
+        late = missed(f"{what}: not done after {seconds:g} s")
         tasks = asyncio.all_tasks() if waits_for_others else running.parts()
-        for note in await tell_both_ends(str(missed), open_calls(tasks)):
-            missed.add_note(note)
+        for note in await tell_both_ends(str(late), open_calls(tasks)):
+            late.add_note(note)
         for hung in await running.end():
-            missed.add_note(f"{hung} does not end when it is cancelled")
-        await _copy_notes(running.task, missed)
-        raise missed
+            late.add_note(f"{hung} does not end when it is cancelled")
+        await _copy_notes(running.task, late)
+        raise late
 
 
 def seconds_left() -> float | None:
