@@ -13,6 +13,9 @@ from torch import Tensor
 
 from slime_torch.storage.weights import Weights
 
+#: Bytes of staged tensors that are copied at once.
+_BUCKET_BYTES = 1 << 28
+
 
 class WeightUpdate:
     """Checks each bucket whole before it copies any of it.
@@ -64,8 +67,12 @@ class WeightUpdate:
         return self._weights.fingerprint()
 
 
-async def staged_buckets(update: StagedUpdate) -> AsyncIterator[Bucket]:
-    """Yield the tensors of a staged update, each a bucket of its own, once all of them are known to be those that were sent.
+async def staged_buckets(update: StagedUpdate, *, bucket_bytes: int = _BUCKET_BYTES) -> AsyncIterator[Bucket]:
+    """Yield the tensors of a staged update in buckets, once all of them are known to be those that were sent.
+
+    Args:
+        update: complete.
+        bucket_bytes: of the tensors of a bucket at most, unless one tensor has more.
 
     Raises:
         WeightSyncError: names up to five tensors that are not.
@@ -75,5 +82,13 @@ async def staged_buckets(update: StagedUpdate) -> AsyncIterator[Bucket]:
         raise WeightSyncError(
             f"update to version {update.version}: {listed(damaged)}: the bytes that arrived are not those that were sent"
         )
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
     for name, tensor in staged.tensors():
-        yield [(name, tensor)]
+        if bucket and held + tensor.nbytes > bucket_bytes:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held += tensor.nbytes
+    if bucket:
+        yield bucket
