@@ -126,17 +126,20 @@ def test_a_cancelled_call_frees_its_slot(scenario):
     assert scenario(body, max_running_requests=2) == [200, 200]
 
 
+class Broken:
+    """A model of which nothing runs."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __getattr__(self, name):
+        raise ValueError("no such kernel")
+
+
 def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(scenario):
     async def body(engine):
         good = engine._scheduler._model
-
-        class Broken:
-            device = good.device
-
-            def __getattr__(self, name):
-                raise ValueError("no such kernel")
-
-        engine._scheduler._model = Broken()
+        engine._scheduler._model = Broken(good.device)
         answers = await asyncio.gather(*begin(engine), return_exceptions=True)
         engine._scheduler._model = good
         return answers, await engine.generate([1], SamplingParams(max_new_tokens=3, min_new_tokens=3))
@@ -144,6 +147,21 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(scenario):
     errors, answer = scenario(body)
     assert all(isinstance(error, EngineError) and "no such kernel" in str(error) for error in errors)
     assert len(answer.tokens) == 3
+
+
+def test_each_request_of_a_failed_step_has_an_error_with_the_cause_and_the_log_has_one_traceback(
+    scenario, caplog
+):
+    async def body(engine):
+        engine._scheduler._model = Broken(engine.device)
+        return await asyncio.gather(*begin(engine), return_exceptions=True)
+
+    errors = scenario(body)
+    assert len({id(error) for error in errors}) == 3
+    assert [repr(error.__cause__) for error in errors] == ["ValueError('no such kernel')"] * 3
+    (record,) = (one for one in caplog.records if one.name == "slime_torch.generation.worker")
+    assert record.getMessage() == str(errors[0])
+    assert 'raise ValueError("no such kernel")' in caplog.text
 
 
 def test_what_finished_in_a_step_that_fails_later_is_answered(scenario):

@@ -357,7 +357,9 @@ class TorchEngine:
             if error is None:
                 request.future.set_result(request.completion(self.weight_version))
             else:
-                request.future.set_exception(EngineError(*error.args))
+                own = EngineError(*error.args)  # whoever raises it gives it a traceback, and may add notes
+                own.__cause__ = error.__cause__
+                request.future.set_exception(own)
 
 
 def cache_bytes(section: TorchSection, device: torch.device) -> int | None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from slime_core.errors import EngineError, SlimeError
+from slime_core.rundir.rundir import FILE_ALONE
 from slime_core.runtime.openmp import release_threads
 
 from slime_torch.generation.request import Request
 from slime_torch.generation.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 #: Told, on the event loop, which requests are over, and the error if that is why.
 Deliver = Callable[[Sequence[Request], EngineError | None], None]
@@ -115,6 +120,9 @@ class Worker:
         except Exception as error:  # the edge of the thread: whoever waits for an answer must get this one
             failure = EngineError(f"torch engine: a generation step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
+            log.error("%s", failure, exc_info=error, extra=FILE_ALONE)
+            # What the step had computed is freed now, and not when the last caller drops its error.
+            traceback.clear_frames(error.__traceback__)
             self.finish(scheduler.take_finished())
             self.finish(scheduler.recover(), failure)
 
