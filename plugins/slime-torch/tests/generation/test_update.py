@@ -231,30 +231,6 @@ def test_a_tensor_of_another_dtype_is_refused(tiny):
     scenario(tiny("llama"), body)
 
 
-def test_a_mixture_of_weights_is_never_served(tiny):
-    new = tiny("llama", seed=1)
-    items = with_bad(new.tensors(), "missing")
-
-    async def body(engine):
-        in_flight = asyncio.create_task(
-            engine.generate(PROMPT, SamplingParams(max_new_tokens=200, min_new_tokens=200))
-        )
-        while not engine._scheduler.running:
-            await asyncio.sleep(0)
-        with pytest.raises(WeightSyncError, match=r"1 of 21 tensors were not sent: model.layers.0.self_attn"):
-            await sync_weights(Sender(items), engine, version="4", timeout_s=120)
-        with pytest.raises(EngineError, match="mixture"):
-            await in_flight
-        with pytest.raises(EngineError, match="update to version 4 ended after 20 of 21 tensors"):
-            await engine.generate(PROMPT, GREEDY)
-        await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="5", timeout_s=120)
-        return await engine.generate(PROMPT, GREEDY)
-
-    answer = scenario(tiny("llama"), body)
-    assert answer.weight_version == "5"
-    assert answer.log_probs == pytest.approx(new.log_probs(PROMPT, answer.tokens), abs=1e-5)
-
-
 def test_an_update_whose_sender_dies_leaves_the_engine_serving(tiny):
     class Dead(Sender):
         async def send(self, plan):

@@ -30,9 +30,14 @@ class WeightUpdate:
         self._seen: set[str] = set()
 
     @property
-    def n_written(self) -> int:
-        """Tensors copied so far."""
-        return len(self._seen)
+    def mixture(self) -> str | None:
+        """What the weights are where it goes no further; None where nothing of it has been written."""
+        if not self._seen:
+            return None
+        return (
+            f"the weights are a mixture: the update to version {self.version} ended after {len(self._seen)} of "
+            f"{len(self._weights)} tensors were begun; update again"
+        )
 
     def take(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
         """Copy a bucket in.
@@ -40,16 +45,16 @@ class WeightUpdate:
         Raises:
             WeightSyncError: a tensor is unknown, sent twice, or of another shape or dtype; nothing was copied.
         """
-        tensors = dict(bucket)
-        names = [name for name, _ in bucket]
+        tensors: dict[str, Tensor] = {}
         for name, tensor in bucket:
-            if name in self._seen or names.count(name) > 1:
+            if name in self._seen or name in tensors:
                 raise WeightSyncError(
                     f"update to version {self.version}: {name}: sent twice; send each tensor once"
                 )
             self._weights.check(name, tensor, version=self.version)
+            tensors[name] = tensor
+        self._seen.update(tensors)  # before they are written: what raises may have written some
         self._weights.write(tensors)
-        self._seen.update(tensors)
 
     def finish(self) -> dict[str, int]:
         """Check that nothing is missing, and return the fingerprint of what the engine stores now.

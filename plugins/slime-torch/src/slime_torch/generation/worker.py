@@ -42,6 +42,7 @@ class Worker:
         self._inbox: list[Request] = []
         self._posted = self._acknowledged = 0
         self._holds: set[str] = set()
+        self._refusal: EngineError | None = None
         self._closing = False
         self.scheduler: Scheduler | None = None
         """Set by the first command."""
@@ -80,11 +81,24 @@ class Worker:
             self._posted += 1
             self._loop.call_soon_threadsafe(self._deliver, requests, error)
 
-    def stop(self) -> None:
-        """End the thread after its current step, and wait for it."""
+    def refuse(self, requests: Sequence[Request], error: EngineError) -> None:
+        """Answer requests, and what is submitted until `accept`, with `error`. To be called in the thread, by a command."""
+        self._refusal = error
+        self.finish(requests, error)
+
+    def accept(self) -> None:
+        """Take requests again after `refuse`. To be called in the thread, by a command."""
+        self._refusal = None
+
+    def end(self) -> None:
+        """End the thread after its current step or command."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread after its current step or command, and wait for it."""
+        self.end()
         self._thread.join()
 
     def _busy(self) -> bool:
@@ -105,7 +119,9 @@ class Worker:
                 if self._closing:
                     break
                 requests, self._inbox = self._inbox, []
-            if self.scheduler is not None:
+            if self._refusal is not None:
+                self.finish(requests, self._refusal)
+            elif self.scheduler is not None:
                 self.scheduler.submit(requests)
             for command, future in commands:
                 self._execute(command, future)
