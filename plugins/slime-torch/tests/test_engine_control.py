@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from dataclasses import replace
 
 import pytest
-from slime_core.errors import EngineError
+import torch
+from slime_core.errors import CheckpointError, EngineError
 from slime_core.protocols import SamplingParams
+from slime_models.family.families.llama import LLAMA
+from slime_torch.engine import TorchEngine
+from slime_torch.section import TorchSection
 
 LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
@@ -204,6 +210,23 @@ def test_an_engine_that_was_never_started_says_so(tiny):
     with pytest.raises(EngineError, match="not started"):
         asyncio.run(engine.generate([1], LONG))
     asyncio.run(engine.close())
+
+
+def test_an_engine_whose_start_failed_leaves_no_thread(tiny, tokenizer, tmp_path):
+    shutil.copy(tiny("llama").folder / "config.json", tmp_path)
+    engine = TorchEngine(tmp_path, LLAMA, tokenizer, dtype=torch.float32, section=TorchSection())
+    before = threading.enumerate()
+
+    async def main():
+        with pytest.raises(CheckpointError, match=r"found neither model\.safetensors"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(main())
+    started = [each for each in threading.enumerate() if each not in before and each.name == "slime-torch"]
+    for each in started:
+        each.join(timeout=10)
+    assert not any(each.is_alive() for each in started)
 
 
 def test_its_load_is_the_slots_and_the_pages_that_are_taken(scenario):

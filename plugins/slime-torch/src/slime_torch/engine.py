@@ -99,7 +99,11 @@ class TorchEngine:
         """
         self._loop = asyncio.get_running_loop()
         self._worker = Worker(self._loop, self._deliver)
-        await self._worker.call(self._load)
+        try:
+            await self._worker.call(self._load)
+        except BaseException:
+            self._worker.end()
+            raise
         self._state = "ready"
 
     async def generate(
