@@ -54,6 +54,25 @@ def test_weights_are_held_against_config_json_before_anything_starts(tmp_path):
     assert "hidden_act: found 'relu'; wanted 'silu'" in problem
 
 
+def test_weights_are_held_against_the_family_that_is_named_whatever_config_json_says(tmp_path):
+    config = tiny_config("llama", tie_word_embeddings=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = LLAMA.hf_shapes(LLAMA.architecture(config))
+    weights = ((name, torch.zeros(shape)) for name, shape in shapes.items())
+    folder = save_hf(tmp_path / "model", weights, config_from=tmp_path)
+    mine = dataclasses.replace(
+        LLAMA, architecture=lambda config: LLAMA.architecture(config | {"model_type": "llama"})
+    )
+    named = Families(mine, name="mine"), "--model-name", "mine"
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model_type": "qwen3"})
+    )  # whose heads have norms
+    assert problems(folder, *named) == []
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "x", "num_key_value_heads": 4}))
+    (problem,) = problems(folder, *named)
+    assert "k_proj.weight: found shape (12, 20); wanted (24, 20), by config.json" in problem
+
+
 def test_names_folders_without_weights_and_foreign_families_are_left_to_others(tmp_path):
     assert problems("smollm2-135m") == problems(tmp_path / "nowhere") == problems(tmp_path) == []
     (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
@@ -90,14 +109,16 @@ def test_sglang_is_refused_where_it_holds_weights_under_names_that_no_update_has
 
 
 class Families(Registry):
-    """A registry in which one family is installed."""
+    """A registry in which one family is installed, by a name or by every one."""
 
-    def __init__(self, family):
+    def __init__(self, family, *, name=None):
         super().__init__()
-        self._family = family
+        self._family, self._name = family, name
 
     def resolve(self, group, reference, *, flag=None):
-        return self._family if group == "slime.models" else super().resolve(group, reference, flag=flag)
+        if group == "slime.models" and self._name in (None, reference):
+            return self._family
+        return super().resolve(group, reference, flag=flag)
 
 
 def test_a_model_type_without_a_family_is_named_with_the_nearest_and_how_to_add_one(tmp_path):

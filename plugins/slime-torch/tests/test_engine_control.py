@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from dataclasses import replace
 
 import pytest
-from slime_core.errors import EngineError
+import torch
+from slime_core.errors import CheckpointError, EngineError
 from slime_core.protocols import SamplingParams
+from slime_models.family.families.llama import LLAMA
+from slime_torch.engine import TorchEngine
+from slime_torch.section import TorchSection
 
 LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
@@ -126,17 +132,20 @@ def test_a_cancelled_call_frees_its_slot(scenario):
     assert scenario(body, max_running_requests=2) == [200, 200]
 
 
+class Broken:
+    """A model of which nothing runs."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __getattr__(self, name):
+        raise ValueError("no such kernel")
+
+
 def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(scenario):
     async def body(engine):
         good = engine._scheduler._model
-
-        class Broken:
-            device = good.device
-
-            def __getattr__(self, name):
-                raise ValueError("no such kernel")
-
-        engine._scheduler._model = Broken()
+        engine._scheduler._model = Broken(good.device)
         answers = await asyncio.gather(*begin(engine), return_exceptions=True)
         engine._scheduler._model = good
         return answers, await engine.generate([1], SamplingParams(max_new_tokens=3, min_new_tokens=3))
@@ -144,6 +153,21 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(scenario):
     errors, answer = scenario(body)
     assert all(isinstance(error, EngineError) and "no such kernel" in str(error) for error in errors)
     assert len(answer.tokens) == 3
+
+
+def test_each_request_of_a_failed_step_has_an_error_with_the_cause_and_the_log_has_one_traceback(
+    scenario, caplog
+):
+    async def body(engine):
+        engine._scheduler._model = Broken(engine.device)
+        return await asyncio.gather(*begin(engine), return_exceptions=True)
+
+    errors = scenario(body)
+    assert len({id(error) for error in errors}) == 3
+    assert [repr(error.__cause__) for error in errors] == ["ValueError('no such kernel')"] * 3
+    (record,) = (one for one in caplog.records if one.name == "slime_torch.generation.worker")
+    assert record.getMessage() == str(errors[0])
+    assert 'raise ValueError("no such kernel")' in caplog.text
 
 
 def test_what_finished_in_a_step_that_fails_later_is_answered(scenario):
@@ -186,6 +210,23 @@ def test_an_engine_that_was_never_started_says_so(tiny):
     with pytest.raises(EngineError, match="not started"):
         asyncio.run(engine.generate([1], LONG))
     asyncio.run(engine.close())
+
+
+def test_an_engine_whose_start_failed_leaves_no_thread(tiny, tokenizer, tmp_path):
+    shutil.copy(tiny("llama").folder / "config.json", tmp_path)
+    engine = TorchEngine(tmp_path, LLAMA, tokenizer, dtype=torch.float32, section=TorchSection())
+    before = threading.enumerate()
+
+    async def main():
+        with pytest.raises(CheckpointError, match=r"found neither model\.safetensors"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(main())
+    started = [each for each in threading.enumerate() if each not in before and each.name == "slime-torch"]
+    for each in started:
+        each.join(timeout=10)
+    assert not any(each.is_alive() for each in started)
 
 
 def test_its_load_is_the_slots_and_the_pages_that_are_taken(scenario):

@@ -90,3 +90,49 @@ def test_fewer_requests_and_taking_turns_take_less(question):
     ]
     assert [remedy.text for remedy in engine_remedies(question("--loop", "fully-async"))][-1] != "--colocate"
     assert math.isfinite(sum(remedy.slower for remedy in engine_remedies(asked)))
+
+
+#: Bytes that prefilling a token works with, in bfloat16: 3 x 8 of the hidden state, 2 x 32 of qkv, and gate and up, 2 x 16.
+TOKEN = 2 * (3 * 8 + 2 * 32 + 2 * 16)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--loop", "one-step-off"),
+        ("--loop", "slime-core/rollout-only"),
+        ("--loop", "fully-async", "--update-weights-in-flight", "keep"),
+        ("--custom-generate-function-path", "slime-core/single-turn"),
+        ("--torch-max-total-tokens", "256"),
+    ],
+)
+def test_prompts_alone_are_prefilled_where_no_request_goes_on(question, flags):
+    """8 requests whose prompts have 8 tokens; their logits, 8 x 32 x (2 + 4 + 4), are fewer bytes."""
+    (found,) = engine_memory(question("--torch-max-running-requests", "8", *flags))
+    assert found.parts["working memory"] == 8 * 8 * TOKEN
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--loop", "fully-async"),
+        ("--loop", "one-step-off", "--partial-rollout"),
+        ("--partial-rollout",),
+        ("--custom-generate-function-path", "multi-turn"),
+        ("--torch-max-total-tokens", "224"),
+    ],
+)
+def test_requests_that_may_go_on_are_prefilled_with_their_responses(question, flags):
+    """8 requests of 8 + 24 tokens, a page of 32 each: 224 tokens are a page too few."""
+    (found,) = engine_memory(question("--torch-max-running-requests", "8", *flags))
+    assert found.parts["working memory"] == 8 * 32 * TOKEN
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [("100", 100), ("20", 32)])
+def test_a_prefill_batch_has_so_many_tokens_or_one_longer_request(question, limit, tokens):
+    asked = question(
+        "--torch-max-running-requests", "8", "--partial-rollout", "--torch-max-prefill-tokens", limit
+    )
+    (found,) = engine_memory(asked)
+    assert found.parts["working memory"] == tokens * TOKEN

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime_core.config.derive import is_local
 from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
 
+from slime_models.family.chosen import family_of_config
 from slime_models.hf.config import has_weights, read_config
 
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
+
+    from slime_models.family.family import ModelFamily
 
 
 @hookimpl
@@ -34,8 +37,7 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
 def _engine_problems(build: BuildContext) -> Iterator[Problem]:
     engine = build.settings.rollout.rollout_engine
     try:
-        name = build.settings.model.model_name or read_config(build.model_path).get("model_type", "")
-        family = build.registry.resolve("slime.models", str(name))
+        family = _family(build, read_config(build.model_path))
     except (DataError, PluginError):
         return  # no family of ours: whoever needs one says so
     name = engine.rpartition("/")[2]
@@ -49,6 +51,11 @@ def _engine_problems(build: BuildContext) -> Iterator[Problem]:
             "an engine that serves it",
             why,
         )
+
+
+def _family(build: BuildContext, config: Mapping[str, Any]) -> ModelFamily:
+    """Return the family that `model_name` names, or that config.json does; raises PluginError where none of ours is meant."""
+    return family_of_config(build.registry, config, build.model_path, named=build.settings.model.model_name)
 
 
 def _is_on_cpu(build: BuildContext) -> bool:
@@ -68,7 +75,7 @@ def _weight_problems(build: BuildContext) -> list[Problem]:
 
     try:
         config = read_config(folder)
-        family = build.registry.resolve("slime.models", str(config.get("model_type", "")))
+        family = _family(build, config)
         family.check_weights(open_weights(folder, stacked=family.stacked), family.architecture(config))
     except PluginError:
         return []  # no family of ours: whoever needs one says so

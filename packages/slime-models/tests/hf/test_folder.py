@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,59 @@ def test_an_earlier_folder_is_there_until_the_new_one_is_whole(sharded: Path, so
     save_hf(sharded, new.items(), config_from=source, replaces=True)
     assert_holds(sharded, new)
     assert sorted(sharded.parent.iterdir()) == beside
+
+
+@pytest.fixture
+def rename_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], None]], None]:
+    """Return a function by whose call the folder with the file `new` cannot be renamed; what it is given is done before."""
+    rename = os.rename
+
+    def begin(before: Callable[[Path], None]) -> None:
+        def failing(source: Path, target: Path) -> None:
+            if (source / "new").exists():
+                before(target)
+                raise OSError(5, "Input/output error")
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", failing)
+
+    return begin
+
+
+def replace(target: Path) -> None:
+    with new_folder(target, replaces=True) as partial:
+        (partial / "new").write_text("new")
+
+
+def test_an_earlier_folder_comes_back_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, rename_fails: Callable[..., None]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/old").write_text("old")
+    rename_fails(lambda target: None)
+    with pytest.raises(
+        CheckpointError, match=r"cannot be put in place: .*Input/output error; what was there is there"
+    ):
+        replace(tmp_path / "out")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/old"]
+
+
+def test_an_earlier_folder_is_kept_beside_another_that_took_its_place(
+    tmp_path: Path, rename_fails: Callable[..., None]
+) -> None:
+    def appears(target: Path) -> None:
+        target.mkdir()
+        (target / "theirs").write_text("theirs")
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/old").write_text("old")
+    rename_fails(appears)
+    with pytest.raises(CheckpointError, match=r"is there again, or kept as (.*\.earlier)") as raised:
+        replace(tmp_path / "out")
+    (earlier,) = (path for path in tmp_path.iterdir() if path.name != "out")
+    assert str(earlier) in str(raised.value)
+    assert (earlier / "old").read_text() == "old"
+    assert (tmp_path / "out/theirs").read_text() == "theirs"
 
 
 def test_all_chat_templates_of_a_folder_are_copied(tmp_path: Path, source: Path) -> None:

@@ -29,7 +29,7 @@ from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
 from slime_torch.generation.recorded_steps import RecordedSteps, can_record
-from slime_torch.generation.request import Request, StopRule
+from slime_torch.generation.request import Request, StopRule, check_request
 from slime_torch.generation.scheduler import Scheduler
 from slime_torch.generation.update import WeightUpdate, staged_buckets
 from slime_torch.generation.worker import Worker
@@ -99,7 +99,11 @@ class TorchEngine:
         """
         self._loop = asyncio.get_running_loop()
         self._worker = Worker(self._loop, self._deliver)
-        await self._worker.call(self._load)
+        try:
+            await self._worker.call(self._load)
+        except BaseException:
+            self._worker.end()
+            raise
         self._state = "ready"
 
     async def generate(
@@ -119,7 +123,12 @@ class TorchEngine:
             raise EngineError(
                 f"torch engine: found {len(images)} images; wanted none, it generates from text alone"
             )
-        self._check_request(tokens, params)
+        self._check_state("ready")
+        if self._mixture is not None:
+            raise EngineError(f"torch engine: {self._mixture}")
+        check_request(
+            tokens, params, max_context_len=self.max_context_len, vocab_size=self.architecture.vocab_size
+        )
         request = Request(
             tokens,
             params,
@@ -220,18 +229,18 @@ class TorchEngine:
         return self._receiver
 
     async def _take(self, version: str, buckets: AsyncIterator[Bucket]) -> Fingerprint:
-        update = WeightUpdate(self.model.weights, version=version)
-        mixture, self._mixture = self._mixture, None
+        update, mixture = WeightUpdate(self.model.weights, version=version), self._mixture
         fingerprint: Fingerprint | None = None
         try:
-            await self._worker.call(lambda: self._worker.hold("update"))
+            await self._worker.call(self._begin_update)
+            self._mixture = None  # what is asked for from now on waits for the end
             async for bucket in buckets:
                 await self._worker.call(partial(update.take, bucket))
             fingerprint = await self._worker.call(update.finish)
             self.weight_version = version
         finally:
-            self._mixture = mixture if fingerprint is None else None
-            await self._worker.call(lambda: self._end_update(update, complete=fingerprint is not None))
+            is_complete = fingerprint is not None
+            await self._worker.call(lambda: self._end_update(update, complete=is_complete, before=mixture))
         return fingerprint
 
     async def close(self) -> None:
@@ -281,51 +290,25 @@ class TorchEngine:
             return None
         return RecordedSteps(self.model, self._cache, max_running=self._section.max_running_requests)
 
-    def _end_update(self, update: WeightUpdate, *, complete: bool) -> None:
-        """In the worker: go on with the new weights or the old ones, or not at all."""
+    def _begin_update(self) -> None:
+        self._worker.hold("update")
+        self._worker.accept()
+
+    def _end_update(self, update: WeightUpdate, *, complete: bool, before: str | None) -> None:
+        """In the worker: go on with the new weights or the old ones, or not at all where they are a mixture, as `before` says of the old."""
         self._scheduler.forbid_sharing()
         if complete:
             self._scheduler.version = update.version
         if complete and not self._keeps_cache:
             self._scheduler.retract()
         self._worker.release("update")
-        if not complete and update.n_written:
-            self._mixture = (
-                f"the weights are a mixture: the update to version {update.version} ended after "
-                f"{update.n_written} of {len(self.model.weights)} tensors; update again"
-            )
-            self._worker.finish(self._scheduler.clear(), EngineError(f"torch engine: {self._mixture}"))
+        self._mixture = None if complete else update.mixture or before
+        if self._mixture is not None:
+            self._worker.refuse(self._scheduler.clear(), EngineError(f"torch engine: {self._mixture}"))
 
     def _check_state(self, wanted: str) -> None:
         if self._state != wanted:
             raise EngineError(f"torch engine: is {self._state}; wanted {wanted} for this call")
-
-    def _check_request(self, tokens: Sequence[int], params: SamplingParams) -> None:
-        self._check_state("ready")
-        if self._mixture is not None:
-            raise EngineError(f"torch engine: {self._mixture}")
-        n, vocab = len(tokens), self.architecture.vocab_size
-        if n < 1 or params.max_new_tokens < 1:
-            raise EngineError(
-                f"torch engine: found {n} prompt tokens and max_new_tokens {params.max_new_tokens}; "
-                "wanted at least 1 of each"
-            )
-        if n + params.max_new_tokens > self.max_context_len:
-            raise EngineError(
-                f"torch engine: {n} prompt tokens and max_new_tokens {params.max_new_tokens} are more than the "
-                f"context of {self.max_context_len} tokens (the lower of --torch-max-context-len and the model's "
-                "max_position_embeddings); lower one of them"
-            )
-        if not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise EngineError(
-                f"torch engine: found prompt ids from {min(tokens)} to {max(tokens)}; "
-                f"wanted 0 to {vocab - 1}, the model's vocabulary"
-            )
-        if params.temperature < 0 or not 0 < params.top_p <= 1 or (params.top_k < 1 and params.top_k != -1):
-            raise EngineError(
-                f"torch engine: found temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}; "
-                "wanted temperature >= 0, 0 < top_p <= 1, and top_k >= 1 or -1"
-            )
 
     def _gather(self) -> None:
         """Hand new requests over once the event loop has gone through whatever else is ready now."""
@@ -357,7 +340,9 @@ class TorchEngine:
             if error is None:
                 request.future.set_result(request.completion(self.weight_version))
             else:
-                request.future.set_exception(EngineError(*error.args))
+                own = EngineError(*error.args)  # whoever raises it gives it a traceback, and may add notes
+                own.__cause__ = error.__cause__
+                request.future.set_exception(own)
 
 
 def cache_bytes(section: TorchSection, device: torch.device) -> int | None:

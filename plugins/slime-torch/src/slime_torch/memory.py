@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import SYNC, batch_sizes, compute_dtype
+from slime_core.config.derive import ONE_STEP_OFF, SYNC, batch_sizes, compute_dtype
 from slime_core.plugins.own_name import means
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_models.family.architecture import Architecture
@@ -23,6 +23,8 @@ from slime_torch.storage.weights import can_pack
 
 _FLOAT32 = 4
 _WORKING = "working memory"
+#: Loops that have no request in flight while weights are updated.
+_LOOPS_WITHOUT = (SYNC, ONE_STEP_OFF, "slime-core/rollout-only")
 #: Fewest requests at once that are proposed.
 _LEAST_REQUESTS = 8
 
@@ -59,10 +61,13 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         page_len=PAGE_LEN,
         dtype=attention_dtype(dtype, device),
     )
+    may_retract = cache.max_tokens < slots * cache.most_pages * PAGE_LEN
+    length = longest if may_retract or _goes_on(question) else min(question.prompt_tokens, longest)
+    prefilled = max(length, min(section.max_prefill_tokens, slots * length))
     parts = {
         "weights": weights,
         "KV cache": cache.predicted_bytes(slots, longest),
-        _WORKING: _working(architecture, dtype, slots=slots, prompt_tokens=_prefilled(question, slots)),
+        _WORKING: _working(architecture, dtype, slots=slots, prefilled=prefilled),
     }
     is_moved = settings.cluster.offloads_rollout and device.type == "cuda"
     host = {"offloaded weights": weights} if is_moved else {}
@@ -93,19 +98,24 @@ def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
     return found
 
 
-def _prefilled(question: MemoryQuestion, slots: int) -> int:
-    """Return the most prompt tokens of one prefill batch: a prompt that is longer than the limit has one of its own."""
-    limit = question.section(TorchSection).max_prefill_tokens
-    return max(question.prompt_tokens, min(limit, slots * question.prompt_tokens))
+def _goes_on(question: MemoryQuestion) -> bool:
+    """Return whether requests are prefilled with what was generated before: in earlier turns, steps, or by earlier weights."""
+    settings, rollout = question.settings, question.settings.rollout
+    keeps = settings.train.update_weights_in_flight == "keep" or means(settings.run.loop, *_LOOPS_WITHOUT)
+    return (
+        rollout.partial_rollout
+        or not keeps
+        or not means(rollout.custom_generate_function_path, "slime-core/single-turn")
+    )
 
 
-def _working(architecture: Architecture, dtype: torch.dtype, *, slots: int, prompt_tokens: int) -> int:
-    """Return what a prefill batch, or the logits of all requests, work with: their probabilities and sums are float32."""
+def _working(architecture: Architecture, dtype: torch.dtype, *, slots: int, prefilled: int) -> int:
+    """Return what a prefill batch of so many tokens, or the logits of all requests, work with: their probabilities and sums are float32."""
     a = architecture
     # Gate and up side by side; of experts also each chosen one's copy of the token, what it gives, and that in the tokens' order.
     inner = 2 * max(a.ffn_hidden_size, a.moe_shared_expert_intermediate_size or 0)
     if a.moe_layers:
         inner = max(inner, (a.moe_router_topk or 0) * (3 * a.hidden_size + 2 * (a.moe_ffn_hidden_size or 0)))
-    prefill = prompt_tokens * dtype.itemsize * (3 * a.hidden_size + 2 * a.qkv_size + inner)
+    prefill = prefilled * dtype.itemsize * (3 * a.hidden_size + 2 * a.qkv_size + inner)
     logits = slots * a.vocab_size * (dtype.itemsize + 2 * _FLOAT32)
     return max(prefill, logits)

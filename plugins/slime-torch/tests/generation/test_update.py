@@ -14,9 +14,12 @@ from slime_core.protocols import SamplingParams, TrainerCapabilities
 from slime_core.weights.sync import sync_weights
 from slime_models.family.families.llama import LLAMA
 from slime_models.groups import OWN_TRANSPORTS
+from slime_models.tensor_spec import Spec
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
+from slime_models.transfer.staging import StagingFolder
 from slime_torch.engine import TorchEngine
+from slime_torch.generation.update import staged_buckets
 from slime_torch.section import TorchSection
 from slime_torch.storage.weights import Fused, Weights
 
@@ -228,30 +231,6 @@ def test_a_tensor_of_another_dtype_is_refused(tiny):
     scenario(tiny("llama"), body)
 
 
-def test_a_mixture_of_weights_is_never_served(tiny):
-    new = tiny("llama", seed=1)
-    items = with_bad(new.tensors(), "missing")
-
-    async def body(engine):
-        in_flight = asyncio.create_task(
-            engine.generate(PROMPT, SamplingParams(max_new_tokens=200, min_new_tokens=200))
-        )
-        while not engine._scheduler.running:
-            await asyncio.sleep(0)
-        with pytest.raises(WeightSyncError, match=r"1 of 21 tensors were not sent: model.layers.0.self_attn"):
-            await sync_weights(Sender(items), engine, version="4", timeout_s=120)
-        with pytest.raises(EngineError, match="mixture"):
-            await in_flight
-        with pytest.raises(EngineError, match="update to version 4 ended after 20 of 21 tensors"):
-            await engine.generate(PROMPT, GREEDY)
-        await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="5", timeout_s=120)
-        return await engine.generate(PROMPT, GREEDY)
-
-    answer = scenario(tiny("llama"), body)
-    assert answer.weight_version == "5"
-    assert answer.log_probs == pytest.approx(new.log_probs(PROMPT, answer.tokens), abs=1e-5)
-
-
 def test_an_update_whose_sender_dies_leaves_the_engine_serving(tiny):
     class Dead(Sender):
         async def send(self, plan):
@@ -334,6 +313,21 @@ def test_a_staged_tensor_that_changed_is_named_and_the_old_weights_keep_serving(
     answer = scenario(old, body)
     assert answer.weight_version == "initial"
     assert answer.log_probs == pytest.approx(old.log_probs(PROMPT, answer.tokens), abs=1e-5)
+
+
+def test_staged_tensors_come_in_buckets_of_so_many_bytes(tmp_path):
+    """Of 40 bytes each, but for one of 400."""
+    specs = {name: Spec(shape=(100 if name == "d" else 10,), dtype="float32") for name in "abcde"}
+    staging = StagingFolder(tmp_path, specs=specs)
+    staging.begin("1")
+    staging.put([(name, torch.ones(spec.shape)) for name, spec in specs.items()], {})
+    update = staging.seal()
+
+    async def buckets(**most):
+        return ["".join(dict(bucket)) async for bucket in staged_buckets(update, **most)]
+
+    assert asyncio.run(buckets()) == ["abcde"]
+    assert asyncio.run(buckets(bucket_bytes=100)) == ["ab", "c", "d", "e"]
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,15 @@ def store(a: SimpleNamespace, dtype: torch.dtype) -> KvCache:
     )
 
 
-def head_norm(dim: int, dtype: torch.dtype) -> Norm:
-    norm = Norm("w", (dim,), epsilon=1e-5, dtype=dtype, device=CPU, compile_kernel=True)
+def head_norm(dim: int, dtype: torch.dtype, epsilon: float = 1e-5) -> Norm:
+    norm = Norm("w", (dim,), epsilon=epsilon, dtype=dtype, device=CPU, compile_kernel=True)
     norm.write({"w": torch.randn(dim)})
     return norm
 
 
 def normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     """Return x [..., dim], float64, normalised by the definition."""
-    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.tensor.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + norm.epsilon).sqrt() * norm.tensor.double()
 
 
 def turned(x: torch.Tensor, position: int, theta: float) -> torch.Tensor:
@@ -71,9 +71,10 @@ def test_a_row_that_is_not_finite_stays_alone(dtype):
 @pytest.mark.parametrize("with_norms", [True, False])
 @pytest.mark.parametrize("dim", [16, 64])
 def test_heads_are_normalised_and_turned_and_keys_and_values_stored(dtype, with_norms, dim):
+    """The norms have an epsilon of their own."""
     torch.manual_seed(dim)
     a = architecture(dim=dim, group=3)
-    norms = (head_norm(dim, dtype), head_norm(dim, dtype)) if with_norms else None
+    norms = (head_norm(dim, dtype, 0.3), head_norm(dim, dtype, 0.3)) if with_norms else None
     cosine, sine = (table.to(dtype) for table in rope_tables(a, 50))
     cache = store(a, dtype)
     cache.reserve(8, 17)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from slime_torch.kernels import triton_operators
 from slime_torch.layers import builder
+from slime_torch.layers.batch import Batch
+from slime_torch.layers.norm import Norm
+from slime_torch.layers.torch_attention import TorchAttention
 from slime_torch.layers.triton_attention import TritonAttention
 from slime_torch.storage.cache import KvCache
 from torch.nn import functional as F
@@ -101,6 +105,27 @@ def test_heads_are_normed_rotated_and_stored(has_norms, dim):
             rows = wanted[token, queries + plane * groups : queries + (plane + 1) * groups]
             after[plane, page[token], :, inside[token]] = rows
     torch.testing.assert_close(cache.layer(0), after, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_are_normed_with_the_epsilon_of_their_norms():
+    torch.manual_seed(0)
+    n, queries, groups, dim = 3, 4, 2, 16
+    cache, pages = caches([7, 3, 9], groups=groups, dim=dim, dtype=torch.float32)
+    sizes = SimpleNamespace(
+        num_attention_heads=queries, num_query_groups=groups, head_dim=dim, norm_epsilon=1e-6
+    )
+    norms = [Norm(name, (dim,), epsilon=0.3, dtype=torch.float32, device=DEVICE) for name in "qk"]
+    for norm, name in zip(norms, "qk", strict=True):
+        norm.write({name: torch.rand(dim)})
+    unturned = torch.ones(10, dim), torch.zeros(10, dim)
+    attention = TritonAttention(TorchAttention(sizes, tables=unturned, norms=[tuple(norms)]))
+    heads = torch.randn(n, queries + 2 * groups, dim)
+    wanted = heads.clone()
+    for span, norm in zip((slice(queries), slice(queries, queries + groups)), norms, strict=True):
+        wanted[:, span] = F.rms_norm(heads[:, span], (dim,), norm.weight, 0.3)
+    batch = Batch(torch.tensor([6, 2, 8]), torch.arange(n), pages, 4)
+    attention.begin(batch, cache).place(0, heads)
+    torch.testing.assert_close(heads, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slime_torch.storage.weights import Fused, can_pack
+from slime_torch.storage.weights import Fused, Weights, can_pack
 
 CPU = torch.device("cpu")
 RANDOM = torch.Generator().manual_seed(0)
@@ -48,3 +48,11 @@ def test_rows_in_another_order_are_read_as_they_were_written():
     stored = torch.cat([parts["a"][[2, 0, 3, 1]], parts["b"]])
     x = randn(5, 3)
     torch.testing.assert_close(fused.linear(x), x @ stored.T)
+
+
+def test_a_write_looks_at_nothing_but_the_tensors_that_hold_its_names():
+    held, other = (Fused({name: (2, 3)}, dtype=torch.float32, device=CPU) for name in "ab")
+    weights = Weights([held, other])
+    del other.parts  # a model with experts has thousands of others, and an update as many buckets
+    weights.write({"a": torch.ones(2, 3)})
+    assert torch.equal(held.tensor, torch.ones(2, 3))

@@ -223,7 +223,7 @@ def save_hf(
 def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends, and goes when it raises.
 
-    With `replaces` a folder `target` is there until then.
+    With `replaces` a folder `target` is there until then, and stays where the new one cannot take its place.
 
     Raises:
         CheckpointError: `target` exists (also when another process made it meanwhile), or cannot be written.
@@ -234,6 +234,7 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written: {error}") from error
     earlier = partial.with_name(f"{partial.name}.earlier")
+    is_placed = False
     try:
         if target.exists() and not replaces:
             raise CheckpointError(f"{target}: exists; wanted a new folder: remove it or choose another")
@@ -243,15 +244,21 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
             if replaces and target.exists():
                 os.rename(target, earlier)
             os.rename(partial, target)
+            is_placed = True
         except OSError as error:
-            raise CheckpointError(f"{target}: cannot be put in place: {error}") from error
+            kept = f"; what was there is there again, or kept as {earlier}" if earlier.exists() else ""
+            raise CheckpointError(f"{target}: cannot be put in place: {error}{kept}") from error
     except CheckpointError:
         raise
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{target}: cannot be written: {error}; nothing is left of it") from error
     finally:
-        for left in (partial, earlier):
-            shutil.rmtree(left, ignore_errors=True)
+        if is_placed:
+            shutil.rmtree(earlier, ignore_errors=True)
+        elif earlier.exists():
+            with contextlib.suppress(OSError):  # another one is in its place: it is kept beside it
+                os.rename(earlier, target)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _name_dtype(config: dict[str, Any], count: Counter[torch.dtype]) -> bool:

@@ -282,8 +282,9 @@ def _reserve(path: Path, *, n_bytes: int) -> None:
         path.unlink(missing_ok=True)
         free = shutil.disk_usage(path.parent).free
         raise WeightSyncError(
-            f"{path.parent}: an update takes {n_bytes:,} bytes and {free:,} are free ({error.strerror}); enlarge the "
-            "shared memory, or name another folder (--sglang-staging-dir)"
+            f"{path.parent}: an update takes {n_bytes:,} bytes and {free:,} are free ({error.strerror}); make "
+            "room there, or have the folder elsewhere: that of the engine torch is in the run's (--output-dir), that of sglang is "
+            "--sglang-staging-dir"
         ) from error
 
 

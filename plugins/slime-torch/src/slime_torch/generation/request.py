@@ -1,4 +1,4 @@
-"""One request: its prompt, what has been generated for it, and when it ends."""
+"""One request: whether it can be served, its prompt, what has been generated for it, and when it ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from slime_core.errors import EngineError
 from slime_core.protocols import TOP_P_TOKENS, Completion, SamplingParams, Tokenizer, end_ids
 
 from slime_torch.generation.sampling import SamplingMask
@@ -153,4 +154,42 @@ class Request:
             finish_reason=self.finish_reason,
             weight_version=self._versions[-1][1] if self._versions else weight_version,
             metadata=metadata,
+        )
+
+
+def check_request(
+    tokens: Sequence[int], params: SamplingParams, *, max_context_len: int, vocab_size: int
+) -> None:
+    """Check that a request can be served.
+
+    Args:
+        tokens: of the prompt.
+        params: how to sample.
+        max_context_len: most tokens of prompt and response.
+        vocab_size: of the model.
+
+    Raises:
+        EngineError: says why not.
+    """
+    n = len(tokens)
+    if n < 1 or params.max_new_tokens < 1:
+        raise EngineError(
+            f"torch engine: found {n} prompt tokens and max_new_tokens {params.max_new_tokens}; "
+            "wanted at least 1 of each"
+        )
+    if n + params.max_new_tokens > max_context_len:
+        raise EngineError(
+            f"torch engine: {n} prompt tokens and max_new_tokens {params.max_new_tokens} are more than the "
+            f"context of {max_context_len} tokens (the lower of --torch-max-context-len and the model's "
+            "max_position_embeddings); lower one of them"
+        )
+    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise EngineError(
+            f"torch engine: found prompt ids from {min(tokens)} to {max(tokens)}; "
+            f"wanted 0 to {vocab_size - 1}, the model's vocabulary"
+        )
+    if params.temperature < 0 or not 0 < params.top_p <= 1 or (params.top_k < 1 and params.top_k != -1):
+        raise EngineError(
+            f"torch engine: found temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}; "
+            "wanted temperature >= 0, 0 < top_p <= 1, and top_k >= 1 or -1"
         )

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from slime_torch.storage.weights import Weights
 
+#: Bytes of staged tensors that are copied at once.
+_BUCKET_BYTES = 1 << 28
+
 
 class WeightUpdate:
     """Checks each bucket whole before it copies any of it.
@@ -27,9 +30,14 @@ class WeightUpdate:
         self._seen: set[str] = set()
 
     @property
-    def n_written(self) -> int:
-        """Tensors copied so far."""
-        return len(self._seen)
+    def mixture(self) -> str | None:
+        """What the weights are where it goes no further; None where nothing of it has been written."""
+        if not self._seen:
+            return None
+        return (
+            f"the weights are a mixture: the update to version {self.version} ended after {len(self._seen)} of "
+            f"{len(self._weights)} tensors were begun; update again"
+        )
 
     def take(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
         """Copy a bucket in.
@@ -37,16 +45,16 @@ class WeightUpdate:
         Raises:
             WeightSyncError: a tensor is unknown, sent twice, or of another shape or dtype; nothing was copied.
         """
-        tensors = dict(bucket)
-        names = [name for name, _ in bucket]
+        tensors: dict[str, Tensor] = {}
         for name, tensor in bucket:
-            if name in self._seen or names.count(name) > 1:
+            if name in self._seen or name in tensors:
                 raise WeightSyncError(
                     f"update to version {self.version}: {name}: sent twice; send each tensor once"
                 )
             self._weights.check(name, tensor, version=self.version)
+            tensors[name] = tensor
+        self._seen.update(tensors)  # before they are written: what raises may have written some
         self._weights.write(tensors)
-        self._seen.update(tensors)
 
     def finish(self) -> dict[str, int]:
         """Check that nothing is missing, and return the fingerprint of what the engine stores now.
@@ -64,8 +72,12 @@ class WeightUpdate:
         return self._weights.fingerprint()
 
 
-async def staged_buckets(update: StagedUpdate) -> AsyncIterator[Bucket]:
-    """Yield the tensors of a staged update, each a bucket of its own, once all of them are known to be those that were sent.
+async def staged_buckets(update: StagedUpdate, *, bucket_bytes: int = _BUCKET_BYTES) -> AsyncIterator[Bucket]:
+    """Yield the tensors of a staged update in buckets, once all of them are known to be those that were sent.
+
+    Args:
+        update: complete.
+        bucket_bytes: of the tensors of a bucket at most, unless one tensor has more.
 
     Raises:
         WeightSyncError: names up to five tensors that are not.
@@ -75,5 +87,13 @@ async def staged_buckets(update: StagedUpdate) -> AsyncIterator[Bucket]:
         raise WeightSyncError(
             f"update to version {update.version}: {listed(damaged)}: the bytes that arrived are not those that were sent"
         )
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
     for name, tensor in staged.tensors():
-        yield [(name, tensor)]
+        if bucket and held + tensor.nbytes > bucket_bytes:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held += tensor.nbytes
+    if bucket:
+        yield bucket

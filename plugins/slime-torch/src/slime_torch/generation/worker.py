@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from slime_core.errors import EngineError, SlimeError
+from slime_core.rundir.rundir import FILE_ALONE
 from slime_core.runtime.openmp import release_threads
 
 from slime_torch.generation.request import Request
 from slime_torch.generation.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 #: Told, on the event loop, which requests are over, and the error if that is why.
 Deliver = Callable[[Sequence[Request], EngineError | None], None]
@@ -37,6 +42,7 @@ class Worker:
         self._inbox: list[Request] = []
         self._posted = self._acknowledged = 0
         self._holds: set[str] = set()
+        self._refusal: EngineError | None = None
         self._closing = False
         self.scheduler: Scheduler | None = None
         """Set by the first command."""
@@ -75,11 +81,24 @@ class Worker:
             self._posted += 1
             self._loop.call_soon_threadsafe(self._deliver, requests, error)
 
-    def stop(self) -> None:
-        """End the thread after its current step, and wait for it."""
+    def refuse(self, requests: Sequence[Request], error: EngineError) -> None:
+        """Answer requests, and what is submitted until `accept`, with `error`. To be called in the thread, by a command."""
+        self._refusal = error
+        self.finish(requests, error)
+
+    def accept(self) -> None:
+        """Take requests again after `refuse`. To be called in the thread, by a command."""
+        self._refusal = None
+
+    def end(self) -> None:
+        """End the thread after its current step or command."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread after its current step or command, and wait for it."""
+        self.end()
         self._thread.join()
 
     def _busy(self) -> bool:
@@ -100,7 +119,9 @@ class Worker:
                 if self._closing:
                     break
                 requests, self._inbox = self._inbox, []
-            if self.scheduler is not None:
+            if self._refusal is not None:
+                self.finish(requests, self._refusal)
+            elif self.scheduler is not None:
                 self.scheduler.submit(requests)
             for command, future in commands:
                 self._execute(command, future)
@@ -115,6 +136,9 @@ class Worker:
         except Exception as error:  # the edge of the thread: whoever waits for an answer must get this one
             failure = EngineError(f"torch engine: a generation step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
+            log.error("%s", failure, exc_info=error, extra=FILE_ALONE)
+            # What the step had computed is freed now, and not when the last caller drops its error.
+            traceback.clear_frames(error.__traceback__)
             self.finish(scheduler.take_finished())
             self.finish(scheduler.recover(), failure)
 

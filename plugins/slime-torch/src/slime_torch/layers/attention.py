@@ -66,12 +66,17 @@ class GroupedQueries:
         """Return the index of one more layer, whose query and key heads have these norms, and its heads these sinks [heads].
 
         Raises:
-            EngineError: it has sinks, and the kind has none, or the other way round.
+            EngineError: it has sinks, and the kind has none, or the other way round; or its two norms have not the same epsilon.
         """
         if (sinks is None) != (self._sinks is None):
             raise EngineError(
                 f"{self.architecture.model_type}: found a layer {'without' if sinks is None else 'with'} sinks; wanted a kind "
                 "of attention that says so: has_sinks"
+            )
+        if norms is not None and norms[0].epsilon != norms[1].epsilon:
+            raise EngineError(
+                f"{self.architecture.model_type}: found norms of query and key heads with the epsilons {norms[0].epsilon} and "
+                f"{norms[1].epsilon}; wanted the same of both, which kernels compute at once"
             )
         if self._sinks is not None and sinks is not None:
             self._sinks.append(sinks)

@@ -53,7 +53,7 @@ class _KernelPass:
         self._kept = positions, pages, where, owner  # whose memory the blocks name
         self._addresses, self._query_size = cache.addresses, owner.architecture.query_size
         self._norms = [
-            (0, 0) if pair is None else (pair[0].weight_address, pair[1].weight_address)
+            (0, 0, 0.0) if pair is None else (pair[0].weight_address, pair[1].weight_address, pair[0].epsilon)
             for pair in owner.norms
         ]
         a, n = owner.architecture, len(positions)
@@ -61,7 +61,6 @@ class _KernelPass:
         self._place.set(1, n, a.num_attention_heads, a.num_query_groups, a.head_dim)
         self._place.set(5, owner.angles.size(1), cache.n_pages)
         self._place.set(8, owner.angles.data_ptr(), where.data_ptr())
-        self._place.set_float(13, a.norm_epsilon)
         self._attend = Kernel(owner.attend, words=11)
         self._attend.set(1, n, a.num_query_groups, pages.size(1))
         self._attend.set(7, positions.data_ptr(), pages.data_ptr())
@@ -70,7 +69,9 @@ class _KernelPass:
     def place(self, layer: int, heads: Tensor) -> None:
         self._place.set(7, heads.data_ptr())
         self._place.set(10, self._addresses[layer][0])
-        self._place.set(11, *self._norms[layer])
+        query, key, epsilon = self._norms[layer]
+        self._place.set(11, query, key)
+        self._place.set_float(13, epsilon)
         self._place.run()
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:

@@ -44,7 +44,9 @@ class Norm(Fused):
     ) -> None:
         orders = None if order is None else {name: order}
         super().__init__({name: shape}, dtype=dtype, device=device, orders=orders)
-        self._epsilon, self._offset = epsilon, offset
+        self.epsilon = epsilon
+        """Added to the mean square."""
+        self._offset = offset
         self._has_kernel = device.type == "cuda"
         self._epsilon_tensor, self._share = torch.tensor(epsilon), 1 / shape[0]
         self._weight = self.tensor.float() + offset
@@ -70,9 +72,9 @@ class Norm(Fused):
         if self._kernel is not None:
             return self._run(self._kernel, x.contiguous())
         if self._has_kernel and self._offset:
-            return F.rms_norm(x.float(), self.shape, self._weight, self._epsilon).to(x.dtype)
+            return F.rms_norm(x.float(), self.shape, self._weight, self.epsilon).to(x.dtype)
         if self._has_kernel:
-            return F.rms_norm(x, self.shape, self.tensor, self._epsilon)
+            return F.rms_norm(x, self.shape, self.tensor, self.epsilon)
         y = x.to(torch.float32, copy=True)
         scale = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         torch.addcmul(self._epsilon_tensor, scale, scale, value=self._share, out=scale)
@@ -84,7 +86,7 @@ class Norm(Fused):
         kernel = Kernel(compiled(norm_kernel, self.tensor.itemsize), words=7)
         kernel.set(2, self.shape[0])
         kernel.set(4, self.weight_address)
-        kernel.set_float(6, self._epsilon)
+        kernel.set_float(6, self.epsilon)
         return kernel
 
     def _run(self, kernel: Kernel, x: Tensor) -> Tensor:

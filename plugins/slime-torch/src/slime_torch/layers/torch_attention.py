@@ -17,7 +17,7 @@ from slime_torch.layers.rope import rotate_
 from slime_torch.storage.cache import KvCache
 from slime_torch.storage.weights import Fused
 
-#: Of each layer: the norms of query and key heads, where the model has them.
+#: Of each layer: the norms of query and key heads, of one epsilon, where the model has them.
 HeadNorms = Sequence[tuple[Norm, Norm] | None]
 
 

@@ -52,7 +52,7 @@ class _TritonPass:
             *self._numbers.tables,
             query,
             key,
-            self._numbers.architecture.norm_epsilon,
+            0.0 if norms is None else norms[0].epsilon,
             self._positions,
             batch.page,
             batch.inside,

@@ -137,6 +137,10 @@ class Weights:
         self._fused = list(fused)
         self._shapes = {name: shape for one in self._fused for name, shape in one.parts.items()}
         self._dtypes = {name: one.tensor.dtype for one in self._fused for name in one.parts}
+        self._holders: dict[str, list[Fused]] = {}
+        for one in self._fused:
+            for name in one.parts:
+                self._holders.setdefault(name, []).append(one)
 
     def __len__(self) -> int:
         """Return the number of Hugging Face tensors."""
@@ -153,10 +157,12 @@ class Weights:
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy some tensors in; `check` them first."""
-        for fused in self._fused:
-            parts = {name: tensors[name] for name in fused.parts if name in tensors}
-            if parts:
-                fused.write(parts)
+        parts: dict[Fused, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            for fused in self._holders[name]:
+                parts.setdefault(fused, {})[name] = tensor
+        for fused, of_it in parts.items():
+            fused.write(of_it)
 
     def check(self, name: str, tensor: Tensor, *, version: str) -> None:
         """Check that `tensor` can be written as `name`.
