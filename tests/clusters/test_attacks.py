@@ -74,20 +74,24 @@ def test_a_run_that_is_attacked_again_and_again_learns_what_one_learns_that_is_n
         assert run.send(signal.SIGHUP, to_group=True) < TOLD_S
         runs.check_interrupted(run.finish(), signal.SIGHUP, 7)
 
-    with runs.attacked(halt="train 8") as run:
+    with runs.attacked(halt="train 8") as run:  # as timeout(1) and supervisors send it
+        assert run.send(signal.SIGTERM, to_group=True) < TOLD_S
+        runs.check_interrupted(run.finish(), signal.SIGTERM, 8)
+
+    with runs.attacked(halt="train 9") as run:
         rank = run.find(RANK)[-1]
         os.kill(rank, signal.SIGKILL)
         assert run.finish() == 1
         assert "slime train: RankDied" in run.told
         assert f"(process {rank} on " in run.told
-        assert (runs.summary["status"], runs.summary["steps"]) == ("failed", 7)
+        assert (runs.summary["status"], runs.summary["steps"]) == ("failed", 8)
 
-    with runs.attacked(halt="train 8") as run:
+    with runs.attacked(halt="train 9") as run:
         run.send(signal.SIGTERM)
         run.send(signal.SIGINT)
         assert run.finish() == 128 + signal.SIGINT
         assert "SIGINT: ending at once" in run.told
-        runs.check_saved(7)
+        runs.check_saved(8)
 
     with runs.attacked() as run:
         assert run.finish() == 0, run.told

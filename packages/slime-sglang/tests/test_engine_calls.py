@@ -112,3 +112,33 @@ def test_a_server_that_hangs_at_the_start_is_told_with_the_call_and_its_deadline
             await worker.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "flag", "call"),
+    [
+        (
+            "/generate",
+            "--sglang-request-timeout-s",
+            lambda engine: engine.generate([1, 2], SamplingParams(max_new_tokens=3)),
+        ),
+        ("/pause_generation", "--sglang-control-timeout-s", lambda engine: engine.pause()),
+        ("/model_info", "--sglang-control-timeout-s", lambda engine: engine.model_info()),
+        (
+            "/health_generate",
+            "--rollout-health-check-timeout",
+            lambda engine: engine.probe(timeout_s=0.3),
+        ),
+    ],
+    ids=["generation", "control", "question", "health"],
+)
+def test_a_call_that_misses_its_deadline_names_the_flag_that_sets_it(settings, path, flag, call):
+    async def scenario(worker, engine):
+        engine.control_timeout_s = 0.3
+        worker.faults[path] = "hang"
+        with pytest.raises(DeadlineError) as missed:
+            await call(engine)
+        return str(missed.value).removeprefix(engine.url)
+
+    section = settings.section.model_copy(update={"request_timeout_s": 0.3})
+    assert asked(replace(settings, section=section), scenario) == f"{path}: no answer after 0.3 s ({flag})"

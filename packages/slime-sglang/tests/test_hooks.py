@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -278,6 +279,35 @@ def test_weights_reach_servers_on_several_machines_where_nothing_else_is_asked_f
     assert create_engine.transport(build) is None  # this process starts them
     assert create_engine.transport(replace(build, places={})) is None  # all on one machine
     assert create_engine.transport(replace(build, places={}, host="10.0.0.1")) == wanted
+
+
+def test_a_deadline_of_health_checks_that_no_server_meets_is_refused() -> None:
+    watched = (*REQUIRED, "--use-fault-tolerance", "--rollout-health-check-timeout")
+    (problem,) = problems_of(*watched, "1.5")
+    assert problem.startswith("fleet.rollout_health_check_timeout: found 1.5; wanted 2 at least")
+    assert "looks for its answer to a health check once a second" in problem
+    assert problems_of(*watched, "2") == []
+
+
+@pytest.mark.parametrize(("flags", "timeout_s"), [(("--use-fault-tolerance",), 45.0), ((), None)])
+def test_servers_of_the_policy_and_of_other_models_know_the_deadline_of_the_watch_over_them(
+    tmp_path: Path, flags: Sequence[str], timeout_s: float | None
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    topology = tmp_path / "models.yaml"
+    topology.write_text(
+        "sglang:\n"
+        "  - {name: policy, server_groups: [{worker_type: regular, num_gpus: 1}]}\n"
+        "  - {name: judge, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 1}]}\n"
+    )
+    given = ("--sglang-config", str(topology), "--train-backend", "none", *flags)
+    if timeout_s is not None:
+        given += ("--rollout-health-check-timeout", f"{timeout_s:g}")
+    fleet = create_engine(build_of(*given, folder=tmp_path))
+    supervisors = (fleet._supervisor, *fleet._others)
+    engines = [replica.engine for supervisor in supervisors for replica in supervisor._replicas]
+    assert [engine._settings.health_timeout_s for engine in engines] == [timeout_s, timeout_s]
+    asyncio.run(fleet.close())
 
 
 def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:

@@ -1,8 +1,9 @@
-"""Which network interface gloo's groups of a process use."""
+"""Which network interface gloo's groups of a process use, its log, and what SIGTERM does to it and those that it starts."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -58,3 +59,31 @@ def test_the_log_of_a_process_has_what_modules_of_the_package_tell(tmp_path):
     program = f"import logging; from pathlib import Path; from slime_ray.process.surroundings import begin_log; begin_log(Path('log')); {told}"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
     assert "INFO slime_ray.trainer.rank: imports took 6 s" in (tmp_path / "log").read_text()
+
+
+#: Is told SIGTERM as all of its group are, and ends what it starts by it: a program, and a process that it forks.
+TOLD_TO_END = """
+import multiprocessing, os, signal, subprocess, sys, threading
+from slime_ray.process.surroundings import outlive_sigterm
+
+waits = threading.Event().wait
+outlive_sigterm()
+os.kill(os.getpid(), signal.SIGTERM)
+program = subprocess.Popen(["sleep", "100"])
+fork = multiprocessing.get_context("fork").Process(target=waits, args=(100,))
+fork.start()
+for child in (program, fork):
+    child.terminate()
+fork.join()
+print(program.wait(), fork.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("is_deaf", "told"), [(True, "-15 -15"), (False, "")], ids=["deaf", "hearing"])
+def test_an_actor_of_a_cluster_that_is_deaf_to_sigterm_goes_on_and_ends_what_it_starts(is_deaf, told):
+    def deaf():
+        signal.pthread_sigmask(signal.SIG_BLOCK if is_deaf else signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    command = [sys.executable, "-c", TOLD_TO_END]
+    done = subprocess.run(command, preexec_fn=deaf, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0 if is_deaf else -signal.SIGTERM, told)

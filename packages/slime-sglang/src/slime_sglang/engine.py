@@ -21,7 +21,7 @@ from slime_sglang.generation.images import PLACEHOLDER, data_urls
 from slime_sglang.generation.response import PartialResponse, answer
 from slime_sglang.generation.routed_experts import RoutedExpertsFormat, routed_experts_format
 from slime_sglang.http.api_key import new_key
-from slime_sglang.http.client import SglangClient
+from slime_sglang.http.client import CHECK_FLAG, REQUEST_FLAG, SglangClient
 from slime_sglang.http.request_gate import RequestGate
 from slime_sglang.server.answers import Answers
 from slime_sglang.server.device_memory import DeviceMemory
@@ -81,8 +81,7 @@ class SglangEngine:
         """Set by whoever saw the server fail at something, for whoever watches it."""
         self.can_stream = False
         """Whether each event of a stream brings only new tokens; known once it is started."""
-        self._has_metrics = False
-        self._is_paused, self._memory = False, DeviceMemory(self.control)
+        self._is_paused, self._has_metrics, self._memory = False, False, DeviceMemory(self.control)
         self.is_held = False
         """Whether it stays paused until it has loaded an update, as its weights are a mixture."""
         self._sendable = asyncio.Event()
@@ -206,9 +205,9 @@ class SglangEngine:
 
     async def prefill(self, body: Mapping[str, Any]) -> Any:
         """Have the server prefill a prompt and transfer its KV cache; None where an abort came before the request was sent."""
-        limit = self._section.request_timeout_s
+        limits = {"timeout_s": self._section.request_timeout_s, "flag": REQUEST_FLAG}
         await self._memory.take_all()
-        return await self.gate.pass_through(lambda: self._post("/generate", body, timeout_s=limit))
+        return await self.gate.pass_through(lambda: self._post("/generate", body, **limits))
 
     async def current_load(self) -> EngineLoad:
         """Return how busy the server is, by its own count; requests that wait here are queued, too."""
@@ -259,13 +258,14 @@ class SglangEngine:
             DeadlineError: no answer within `timeout_s`.
         """
         async with self._checking:
+            limits = {"timeout_s": timeout_s, "flag": CHECK_FLAG}
             was_paused = self._is_paused or self.is_held or self._memory.lacks_cache
             try:
-                await self._get("/model_info" if was_paused else "/health_generate", timeout_s=timeout_s)
+                await self._get("/model_info" if was_paused else "/health_generate", **limits)
             except (EngineError, DeadlineError):
                 if was_paused or not self._is_paused:
                     raise
-                await self._get("/model_info", timeout_s=timeout_s)  # it was paused meanwhile
+                await self._get("/model_info", **limits)  # it was paused meanwhile
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
@@ -381,11 +381,11 @@ class SglangEngine:
             return False
         return True
 
-    async def _post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        return await self._answers.of(path, self._usable().post(path, body, timeout_s=timeout_s))
+    async def _post(self, path: str, body: Mapping[str, Any], **limits: Any) -> Any:
+        return await self._answers.of(path, self._usable().post(path, body, **limits))
 
-    async def _get(self, path: str, *, timeout_s: float) -> Any:
-        return await self._answers.of(path, self._usable().get(path, timeout_s=timeout_s, retries=0))
+    async def _get(self, path: str, **limits: Any) -> Any:
+        return await self._answers.of(path, self._usable().get(path, retries=0, **limits))
 
     def _usable(self) -> SglangClient:
         if self._client is None:

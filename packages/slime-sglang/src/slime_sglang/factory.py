@@ -73,6 +73,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         is_updated=is_updated,
         why_not_on_cpu=model_family(build).not_served_on_cpu.get("sglang") if is_updated else None,
         n_ranks_in_all=topology.num_ranks,
+        health_timeout_s=fleet.health_timeout_s,
     )
     receiver = _receiver(build, common)
     needs_fleet = addresses or fleet.sglang_config or fleet.has_router or fleet.use_fault_tolerance
@@ -239,6 +240,7 @@ def _supervisor(
         arguments={"served_model_name": model.name, "incremental_streaming_output": False},
         key=key,
         n_ranks_in_all=topology.num_ranks,
+        health_timeout_s=fleet.health_timeout_s,
     )
 
     def make(number: int, restarts: int) -> SglangEngine:

@@ -24,6 +24,7 @@ from slime_sglang.checks.disaggregation import (
 from slime_sglang.checks.fleet import (
     external_problems,
     gpu_problems,
+    health_problems,
     machine_problems,
     rank_update_problems,
     updated_server_problems,
@@ -73,6 +74,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
         return
     fleet = settings.section(FleetSection)
     yield from gpu_problems(settings)
+    yield from health_problems(fleet)
     if fleet.sglang_config is not None:
         yield from problems_of(settings)
     yield from disaggregation_problems(settings)

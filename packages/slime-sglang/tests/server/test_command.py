@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, MARK
-from slime_sglang.server.command import Device, gpu_arguments, server_command, server_environment
+from slime_core.protocols import Site
+from slime_sglang.server.command import (
+    HEALTH_TIMEOUT,
+    Device,
+    gpu_arguments,
+    server_command,
+    server_environment,
+)
+from slime_sglang.server.managed import command_line
+from slime_sglang.settings.section import SglangSection
+from slime_sglang.settings.server import ServerSettings
 
 
 def test_command_on_cuda_leaves_the_choices_to_sglang() -> None:
@@ -129,3 +141,27 @@ def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:
 def test_the_ranks_of_a_pipeline_stage_share_matrices() -> None:
     assert gpu_arguments({"pp_size": "2"}, count=4, device="cpu") == {"tp_size": 2}
     assert gpu_arguments({"pipeline_parallel_size": 4}, count=4, device="cpu") == {}
+
+
+def test_a_server_gives_a_health_check_up_no_sooner_than_the_run_unless_the_user_says_when(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = ServerSettings(
+        model_path=Path("m"), dtype="float32", section=SglangSection(), folder=tmp_path, health_timeout_s=30.5
+    )
+
+    def told(settings: ServerSettings, device: Device) -> str | None:
+        site = Site("127.0.0.1", (1, 2, 3))
+        return command_line(settings, site, key="k", device=device)[1].get(HEALTH_TIMEOUT)
+
+    monkeypatch.delenv(HEALTH_TIMEOUT, raising=False)
+    assert told(settings, "cpu") == told(settings, "cuda") == "31"
+    assert told(replace(settings, health_timeout_s=None), "cpu") is None  # nobody checks it
+    monkeypatch.setenv(HEALTH_TIMEOUT, "7")
+    assert told(settings, "cpu") == told(settings, "cuda") == "7"
+
+
+def test_sglang_reads_its_deadline_of_a_health_check_from_that_variable() -> None:
+    package = importlib.util.find_spec("sglang").submodule_search_locations[0]
+    server = (Path(package) / "srt/entrypoints/http_server.py").read_text()
+    assert f'HEALTH_CHECK_TIMEOUT = int(os.getenv("{HEALTH_TIMEOUT}", 20))' in server

@@ -10,6 +10,7 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import Site
 from slime_core.runtime.processes.server_process import ServerProcess
+from slime_sglang.server.command import HEALTH_TIMEOUT
 from slime_sglang.server.managed import command_line, create_server
 from slime_sglang.server.placed import PlacedServer
 from slime_sglang.server.spanned import SpannedPlace
@@ -124,6 +125,9 @@ def test_the_end_of_a_server_is_told_with_its_status_and_log(tmp_path):
         assert server.failure == (
             f"the SGLang server on 127.0.0.1 ended with status 3; its log is {tmp_path}/log and ends:\nat 127.0.0.1"
         )
+        told = server.failure
+        (tmp_path / "log").unlink()
+        assert server.failure == told  # it is read once, however many requests are lost with it
         lost = placed(HerePlace(is_lost=True), tmp_path, "exit 3")
         await lost.start()
         assert await lost.wait() == -1
@@ -218,3 +222,17 @@ def test_a_server_sees_the_gpus_of_its_place_and_computes_on_the_cpu_only_withou
         assert "--host 127.0.0.1 --port 31 " in place.words
 
     asyncio.run(main())
+
+
+def test_a_server_at_a_place_gets_the_deadline_of_its_health_checks(monkeypatch, tmp_path):
+    monkeypatch.delenv(HEALTH_TIMEOUT, raising=False)
+    settings = ServerSettings(
+        model_path=Path("m"),
+        dtype="float32",
+        section=SglangSection(),
+        folder=tmp_path,
+        places=[place := Recording()],
+        health_timeout_s=120.0,
+    )
+    asyncio.run(create_server(settings, ports=(1, 2, 3), key="k").start())
+    assert place.environment[HEALTH_TIMEOUT] == "120"

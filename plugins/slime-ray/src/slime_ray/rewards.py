@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,20 @@ logger = logging.getLogger(__name__)
 
 #: How often a call is repeated whose host was lost, each time on one that is there.
 _REPEATS = 2
-#: Seconds between two questions whether a host that was lost is there again.
-_POLL_S = 0.5
+#: Seconds between two questions whether a host that was lost is there again; twice as many after each start that failed, up to a limit.
+_POLL_S, _LONGEST_POLL_S = 0.5, 30.0
 _STARTING = "launcher ray: starting the workers of a reward"
 #: Most calls that wait at one host.
 _WAITING = 10_000
 #: Seconds in which a host that is killed is gone.
 _GONE_S = 5.0
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """What a host answers whose process took the place of one that was lost, and whose workers do not start there."""
+
+    failure: Failure
 
 
 class RewardHost:
@@ -53,7 +61,8 @@ class RewardHost:
     def __init__(self, surroundings: Surroundings, setup: Setup, size: int) -> None:
         move_in(surroundings)
         begin_log(surroundings.log)
-        self._workers = WorkerSupervisor(setup, size=size)
+        self._new_workers = partial(WorkerSupervisor, setup, size=size)
+        self._workers = self._new_workers()
         self._started: asyncio.Task[bool] | None = None
         # A loop of its own: Ray's may be one that starts processes only where it is the main thread's.
         self._loop = asyncio.new_event_loop()
@@ -77,12 +86,12 @@ class RewardHost:
             return Failure.of(error)
         return None
 
-    async def answer(self, payload: bytes) -> Answer | Failure:
+    async def answer(self, payload: bytes) -> Answer | NotStarted | Failure:
         """Run one job, and return its answer."""
+        # This process may take the place of one that was lost while nobody asked it.
+        if (failure := await self.start_again()) is not None:
+            return NotStarted(failure)
         try:
-            await self._there(
-                self._start
-            )  # where this process takes the place of one that was lost while nobody asked it
             answer: Answer = await self._there(lambda: self._workers.answer(payload))
         except Exception as error:
             return Failure.of(error)
@@ -90,8 +99,18 @@ class RewardHost:
 
     async def _start(self) -> bool:
         if self._started is None:
-            self._started = asyncio.ensure_future(self._workers.start())
+            self._started = asyncio.ensure_future(self._start_workers())
         return await asyncio.shield(self._started)
+
+    async def _start_workers(self) -> bool:
+        """Start the workers; where that fails, none is left, and whoever asks next has it tried again."""
+        workers = self._workers
+        try:
+            return await workers.start()
+        except BaseException:
+            self._workers, self._started = self._new_workers(), None
+            await workers.close()
+            raise
 
     async def _there(self, work: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
@@ -122,7 +141,7 @@ class _Host:
             self.coming_back = asyncio.create_task(self._come_back())
 
     async def _come_back(self) -> None:
-        told = ""
+        told, wait_s = "", _POLL_S
         while True:
             try:
                 failure = await self.actor.start_again.remote()
@@ -131,9 +150,11 @@ class _Host:
                     return
                 if (why := str(failure.error(self.name))) != told:
                     logger.warning(told := why)
+                wait_s = min(2 * wait_s, _LONGEST_POLL_S)
             except RayError as error:
                 logger.debug("%s is not back: %s", self.name, error)
-            await asyncio.sleep(_POLL_S)
+                wait_s = _POLL_S
+            await asyncio.sleep(wait_s)
 
 
 class RayRewardWorkers:
@@ -193,7 +214,8 @@ class RayRewardWorkers:
         return is_async
 
     async def answer(self, payload: bytes) -> Answer:
-        """Run one job on the host with the fewest, and return its answer; on another one where that is lost meanwhile."""
+        """Run one job on the host with the fewest, and return its answer; on another one where that is lost meanwhile, or its workers do not
+        start again."""
         why: object = ""
         for _ in range(_REPEATS + 1):
             host = await self._least_busy()
@@ -207,18 +229,20 @@ class RayRewardWorkers:
             host.waiting += 1
             try:
                 with calling("a reward", Callee(host.name, _nothing)):
-                    answer: Answer | Failure = await host.actor.answer.remote(payload)
+                    answer: Answer | NotStarted | Failure = await host.actor.answer.remote(payload)
             except RayError as error:
                 why = killed_for_memory(error) or error
-                if not self._hosts:  # closed
-                    break
-                host.lose(why)
-                continue
+            else:
+                if isinstance(answer, Failure):
+                    raise answer.error(host.name)
+                if not isinstance(answer, NotStarted):
+                    return answer
+                why = answer.failure.text
             finally:
                 host.waiting -= 1
-            if isinstance(answer, Failure):
-                raise answer.error(host.name)
-            return answer
+            if not self._hosts:  # closed
+                break
+            host.lose(why)
         return Failed("crashed", f"was lost with its machine, {_REPEATS + 1} times: {why}")
 
     async def _least_busy(self) -> _Host | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,28 @@ def test_a_server_asks_others_of_the_run_past_the_proxy_of_the_environment(tmp_p
         return status
 
     assert asyncio.run(main()) == 0, log.read_text()
+
+
+def test_the_end_of_a_long_log_is_told_without_reading_the_rest_and_once(tmp_path):
+    log = tmp_path / "server.log"
+    writes = f"truncate -s 100M {log}; printf 'the last words' >> {log}; exit 3"
+
+    async def main():
+        server = ServerProcess(["/bin/sh", "-c", writes], environment={}, log=log)
+        await server.start()
+        assert await server.wait() == 3
+        tracemalloc.start()
+        told, (_, peak_bytes) = server.failure, tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        await server.stop()
+        log.unlink()
+        assert server.failure == told  # as the second request that is lost with it asks
+        return told, peak_bytes
+
+    told, peak_bytes = asyncio.run(main())
+    assert told.startswith(f"the server ended with status 3; its log is {log} and ends:\n")
+    assert told.endswith("the last words")
+    assert peak_bytes < 1_000_000
 
 
 def children():

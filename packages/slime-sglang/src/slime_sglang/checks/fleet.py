@@ -17,6 +17,9 @@ from slime_sglang.settings.section import FleetSection, SglangSection, update_pr
 from slime_sglang.settings.server import both_offload, crosses_hosts, planned_transport
 from slime_sglang.settings.topology import all_gpus, serving_topology
 
+#: Least deadline of a health check, seconds: `health_generate` of SGLang 0.5.23 looks for a token once a second, the first time after one.
+_LEAST_HEALTH_TIMEOUT_S = 2.0
+
 
 def gpu_problems(settings: Settings) -> Iterator[Problem]:
     """Refuse numbers of GPUs and engines that do not add up."""
@@ -52,6 +55,17 @@ def gpu_problems(settings: Settings) -> Iterator[Problem]:
             f"{n_reading} of {n_engines} engines",
             f"{n_engines - 1} at most" if n_engines > 1 else "2 engines at least",
             "one has to generate; --rollout-num-gpus says how many engines there are",
+        )
+
+
+def health_problems(fleet: FleetSection) -> Iterator[Problem]:
+    """Refuse a deadline of health checks that no server meets, however well it is."""
+    if fleet.health_timeout_s is not None and fleet.health_timeout_s < _LEAST_HEALTH_TIMEOUT_S:
+        yield Problem(
+            "fleet.rollout_health_check_timeout",
+            f"{fleet.health_timeout_s:g}",
+            f"{_LEAST_HEALTH_TIMEOUT_S:g} at least",
+            "SGLang looks for its answer to a health check once a second, the first time after one: engines that are well would be killed",
         )
 
 

@@ -179,13 +179,13 @@ class Router:
         added, self._added = self._added, set()
 
         async def there() -> list[str]:
-            workers = (await client.call("GET", "/workers", timeout_s=_LEAVE_S))["workers"]
+            workers = (await client.call("GET", "/workers", timeout_s=_LEAVE_S, flag=None))["workers"]
             return [worker["id"] for worker in workers if worker["url"] in added]
 
         try:
             async with asyncio.timeout(_LEAVE_S):
                 for number in await there():
-                    await client.call("DELETE", f"/workers/{number}", timeout_s=_LEAVE_S)
+                    await client.call("DELETE", f"/workers/{number}", timeout_s=_LEAVE_S, flag=None)
                 while await there():
                     await asyncio.sleep(_POLL_S)
         except (EngineError, TimeoutError) as error:
@@ -213,7 +213,7 @@ class Router:
         )
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
-        return await self._up().call(method, path, body, timeout_s=_DEADLINE_S)
+        return await self._up().call(method, path, body, timeout_s=_DEADLINE_S, flag=None)
 
     def _up(self) -> SglangClient:
         assert self._client is not None, "the router is not started"

@@ -13,7 +13,7 @@ from slime_core.protocols.continuation import params_after, stop_across
 
 from slime_sglang.generation.images import check_prompt_ids, fold_placeholders
 from slime_sglang.generation.routed_experts import RoutedExpertsFormat
-from slime_sglang.http.client import ServerFaultError, SglangClient
+from slime_sglang.http.client import REQUEST_FLAG, ServerFaultError, SglangClient
 from slime_sglang.settings.section import ROUTED_EXPERTS
 from slime_sglang.weights.protocol import NONE_SENT, UNSENT
 
@@ -293,7 +293,11 @@ async def answer(
     if body["stream"]:
         await client.stream("/generate", body, response.take, timeout_s=timeout_s, headers=headers)
     else:
-        response.take(await client.call("POST", "/generate", body, timeout_s=timeout_s, headers=headers))
+        response.take(
+            await client.call(
+                "POST", "/generate", body, timeout_s=timeout_s, headers=headers, flag=REQUEST_FLAG
+            )
+        )
     if not response.is_over:
         raise ServerFaultError(f"{client.url}/generate: the answer ended before the response did")
 

@@ -25,6 +25,11 @@ _REFUSES_KEY = frozenset({401, 403})
 _EVENT, _LAST_EVENT = b"data:", b"[DONE]"
 #: Characters of an error's answer that are shown.
 _SHOWN = 500
+#: Seconds by which the timer of a deadline is late at least where this process itself was held up.
+_HELD_UP_S = 0.1
+#: Flags that set the deadlines: of generation, of health checks, and of every other call.
+REQUEST_FLAG, CHECK_FLAG = "--sglang-request-timeout-s", "--rollout-health-check-timeout"
+CONTROL_FLAG = "--sglang-control-timeout-s"
 
 
 class ServerFaultError(EngineError):
@@ -53,17 +58,23 @@ class SglangClient:
             headers=key_headers(key),
         )
 
-    async def get(self, path: str, *, timeout_s: float, retries: int | None = None) -> Any:
+    async def get(
+        self, path: str, *, timeout_s: float, retries: int | None = None, flag: str | None = CONTROL_FLAG
+    ) -> Any:
         """Return the JSON answer to a GET, None where it is empty; see `call`."""
-        return await self.call("GET", path, timeout_s=timeout_s, retries=retries)
+        return await self.call("GET", path, timeout_s=timeout_s, retries=retries, flag=flag)
 
     async def text(self, path: str, *, timeout_s: float) -> str:
         """Return the answer to a GET as it is; see `call`."""
-        return await self._sent(lambda: self._text(path), path, timeout_s=timeout_s, retries=0)
+        return await self._sent(
+            lambda: self._text(path), path, timeout_s=timeout_s, retries=0, flag=CONTROL_FLAG, is_read=True
+        )
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float, flag: str | None = CONTROL_FLAG
+    ) -> Any:
         """Return the JSON answer to a POST, None where it is empty; see `call`."""
-        return await self.call("POST", path, body, timeout_s=timeout_s)
+        return await self.call("POST", path, body, timeout_s=timeout_s, flag=flag)
 
     async def call(
         self,
@@ -74,8 +85,12 @@ class SglangClient:
         timeout_s: float,
         retries: int | None = None,
         headers: Mapping[str, str] | None = None,
+        flag: str | None = CONTROL_FLAG,
     ) -> Any:
         """Return the JSON answer to a request, None where it is empty.
+
+        A GET whose deadline passed while this process itself was held up is sent once more: its answer may have been there, or it
+        was never sent.
 
         Args:
             method: of HTTP.
@@ -84,6 +99,7 @@ class SglangClient:
             timeout_s: deadline, retries included.
             retries: None for those that the client was made with.
             headers: to add.
+            flag: that sets the deadline, for the error; None where no flag does.
 
         Raises:
             ConnectionLostError: no connection after all retries, or one that ended before the answer.
@@ -92,12 +108,23 @@ class SglangClient:
             DeadlineError: no answer within `timeout_s` seconds.
         """
         return await self._sent(
-            lambda: self._answer(method, path, body, headers), path, timeout_s=timeout_s, retries=retries
+            lambda: self._answer(method, path, body, headers),
+            path,
+            timeout_s=timeout_s,
+            retries=retries,
+            flag=flag,
+            is_read=method == "GET",
         )
 
     async def drain(self, *, timeout_s: float) -> None:
         """Wait until the server is idle, and flush its KV cache; see `call`."""
-        await self._sent(lambda: self._flush(timeout_s), "/flush_cache", timeout_s=timeout_s, retries=None)
+        await self._sent(
+            lambda: self._flush(timeout_s),
+            "/flush_cache",
+            timeout_s=timeout_s,
+            retries=None,
+            flag=CONTROL_FLAG,
+        )
 
     async def stream(
         self,
@@ -108,14 +135,18 @@ class SglangClient:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Post, and call `take` with the JSON of each event of the answer as it arrives; see `call`.
+        """Post a request of generation, and call `take` with the JSON of each event of the answer as it arrives; see `call`.
 
         Raises:
             ConnectionLostError: also where the answer ended without its last event, or within one.
             ServerFaultError: also where an event is no JSON.
         """
         await self._sent(
-            lambda: self._events(path, body, take, headers), path, timeout_s=timeout_s, retries=None
+            lambda: self._events(path, body, take, headers),
+            path,
+            timeout_s=timeout_s,
+            retries=None,
+            flag=REQUEST_FLAG,
         )
 
     async def close(self) -> None:
@@ -123,10 +154,19 @@ class SglangClient:
         await self._session.close()
 
     async def _sent[T](
-        self, send: Callable[[], Awaitable[T]], path: str, *, timeout_s: float, retries: int | None
+        self,
+        send: Callable[[], Awaitable[T]],
+        path: str,
+        *,
+        timeout_s: float,
+        retries: int | None,
+        flag: str | None,
+        is_read: bool = False,
     ) -> T:
-        """Return what `send` returns, retried where no server took the request."""
+        """Return what `send` returns, retried where no server took the request; see `call`, of which a GET `is_read`."""
         again = self._retries if retries is None else retries
+        now = asyncio.get_running_loop().time
+        late = now() + timeout_s + _HELD_UP_S
         try:
             async with asyncio.timeout(timeout_s):
                 for attempt in range(again):
@@ -139,7 +179,10 @@ class SglangClient:
                         await asyncio.sleep(_FIRST_WAIT_S * 2**attempt)
                 return await send()
         except TimeoutError as error:
-            raise DeadlineError(f"{self.url}{path}: no answer after {timeout_s:g} s") from error
+            if is_read and now() > late:
+                return await self._sent(send, path, timeout_s=timeout_s, retries=retries, flag=flag)
+            which = "" if flag is None else f" ({flag})"
+            raise DeadlineError(f"{self.url}{path}: no answer after {timeout_s:g} s{which}") from error
         except aiohttp.ClientError as error:
             raise ConnectionLostError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
 

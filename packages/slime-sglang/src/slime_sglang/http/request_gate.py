@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from slime_core.errors import DeadlineError
 
+from slime_sglang.http.client import CONTROL_FLAG
+
 #: Seconds between two calls that abort requests.
 _POLL_S = 0.25
 
@@ -67,5 +69,5 @@ class RequestGate:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
             raise DeadlineError(
-                f"abort: {self._in_flight} requests still in flight after {timeout_s:g} s"
+                f"abort: {self._in_flight} requests still in flight after {timeout_s:g} s ({CONTROL_FLAG})"
             ) from error

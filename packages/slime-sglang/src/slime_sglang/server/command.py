@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ from slime_sglang.inside.device import PLATFORM_NAME
 from slime_sglang.settings.section import pipeline_stages
 
 Device = Literal["cuda", "cpu"]
+
+#: Environment variable with the seconds after which a server gives up a health check; SGLang reads a whole number.
+HEALTH_TIMEOUT = "SGLANG_HEALTH_CHECK_TIMEOUT"
 
 #: Arguments of servers that the run starts; the user's win. An event of a stream brings 32 new tokens, so that at most as
 #: many are lost with an engine. Shared experts keep their names and are not reported as routed ones: on CUDA, SGLang would
@@ -98,6 +102,14 @@ def server_environment(
     if n_sharing == 1 or "OMP_NUM_THREADS" in os.environ:
         return chosen
     return chosen | {"OMP_NUM_THREADS": str(max(1, len(cores) // n_sharing))}
+
+
+def health_environment(timeout_s: float) -> dict[str, str]:
+    """Return the variable by which a server heeds the run's deadline of a health check, seconds; what the user has set here wins.
+
+    By itself SGLang 0.5.23 gives up after 20 s, and answers that it is not healthy (`health_generate` of entrypoints/http_server.py).
+    """
+    return {HEALTH_TIMEOUT: os.environ.get(HEALTH_TIMEOUT, str(math.ceil(timeout_s)))}
 
 
 def server_arguments(values: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from slime_sglang.http.api_key import KEY_VARIABLE
 from slime_sglang.server.command import (
     OWN_ARGUMENTS,
     Device,
+    health_environment,
     server_arguments,
     server_command,
     server_environment,
@@ -69,6 +70,8 @@ def command_line(settings: ServerSettings, site: Site, *, key: str, device: Devi
         n_ranks_in_all=settings.n_ranks_in_all,
         is_placed=bool(settings.places),
     )
+    if settings.health_timeout_s is not None:
+        environment |= health_environment(settings.health_timeout_s)
     if settings.role != "regular":
         arguments = disaggregation_arguments(
             settings.role, arguments, bootstrap_port=site.ports[1], device=device

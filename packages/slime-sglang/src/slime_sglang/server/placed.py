@@ -43,6 +43,7 @@ class PlacedServer:
         self._crosses_hosts, self._meets_others = crosses_hosts, meets_others
         self._site: Site | None = None
         self._ended: asyncio.Task[int] | None = None
+        self._failure: str | None = None
 
     @property
     def name(self) -> str:
@@ -104,7 +105,9 @@ class PlacedServer:
             return f"{self.name} is not used any more"
         if (lost := self._ended.exception()) is not None:
             return f"{self.name} is lost: {lost}"
-        return how_it_ended(self.name, self._ended.result(), self._place.log or self.log)
+        if self._failure is None:  # each request that is lost with it asks
+            self._failure = how_it_ended(self.name, self._ended.result(), self._place.log or self.log)
+        return self._failure
 
     async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         if self._ended is None:

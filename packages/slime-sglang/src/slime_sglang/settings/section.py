@@ -156,11 +156,17 @@ class FleetSection(SectionModel):
     """Seconds between two health checks of an engine under `use_fault_tolerance`; one that exits or fails at a request is
     noticed at once."""
     rollout_health_check_timeout: Seconds = 30
-    """Deadline of a health check, seconds; an engine that misses it is killed."""
+    """Deadline of a health check, seconds, at least 2; an engine that misses it is killed. External servers give up after 20 s, or
+    their own SGLANG_HEALTH_CHECK_TIMEOUT, if that is sooner."""
     rollout_health_check_first_wait: Annotated[float, Ge(0), Le(3e8)] = 0
     """Seconds before the first interval of an engine that has just started."""
     rollout_engine_restarts: Index = 3
     """How often an engine is started again under `use_fault_tolerance` before it is given up; the run ends when all are."""
+
+    @property
+    def health_timeout_s(self) -> float | None:
+        """Deadline of the health checks of each engine, seconds; None where engines are not watched."""
+        return self.rollout_health_check_timeout if self.use_fault_tolerance else None
 
     @property
     def has_router(self) -> bool:

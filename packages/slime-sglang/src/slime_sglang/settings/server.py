@@ -59,6 +59,8 @@ class ServerSettings:
     """Why it cannot compute on a CPU, by the model's family; None where it can."""
     is_updated: bool = True
     """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""
+    health_timeout_s: float | None = None
+    """Deadline of the health checks that a server that is started answers, seconds; None where nobody checks it."""
 
 
 def both_offload(cluster: ClusterSection) -> bool:

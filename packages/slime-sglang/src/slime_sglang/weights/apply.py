@@ -323,7 +323,7 @@ async def _call(
     n_stages = requests[0].n_stages
     answers = [Path(request.at_stage(stage).answer) for stage in range(n_stages) for request in requests]
     if n_stages > 1:
-        what = f"answers of {n_stages} pipeline stages to a weight update"
+        what = f"answers of {n_stages} pipeline stages to a weight update (--sglang-control-timeout-s)"
         await within(server.control_timeout_s, what, _written(answers, server))
     return [read_result(path) for path in answers]
 

@@ -21,8 +21,9 @@ from slime_core.runtime.processes.tree import children_of
 ADDRESS = "RAY_ADDRESS"
 #: Seconds in which a cluster's head answers.
 _KNOCK_S = 10.0
-#: Signals of a terminal to all that were started from it, which are this process's to heed; Ray leaves out SIGINT by itself.
-_TERMINAL = {signal.SIGHUP, signal.SIGQUIT}
+#: Signals that a terminal, timeout(1) or a supervisor sends to a whole process group, which are this process's to heed; Ray leaves out
+#: SIGINT by itself. Ray then ends its processes by SIGKILL, each a second after the SIGTERM that it does not hear.
+_OF_A_GROUP = {signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM}
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 #: Seconds after which processes of a cluster that a run starts end when its head is gone: nobody starts it anew.
 _HEADLESS_S = 10
@@ -74,7 +75,7 @@ def _start(num_cpus: int) -> None:
 
 
 def _start_once(n_cpus: int) -> None:
-    with _terminal_unheard():
+    with _group_unheard():
         system = {"gcs_rpc_server_reconnect_timeout_s": _HEADLESS_S}
         ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, _system_config=system, **_QUIET)
 
@@ -125,9 +126,9 @@ def _own_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminal_unheard() -> Iterator[None]:
-    """Have processes that are started in the block never hear signals of the terminal: this one ends them in its time."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL)
+def _group_unheard() -> Iterator[None]:
+    """Have processes that are started in the block never hear signals to the whole group: this one ends them in its time."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
     try:
         yield
     finally:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slime_core.plugins.registry import ALLOW_LIST
@@ -52,6 +55,33 @@ def move_in(surroundings: Surroundings, gpus: Sequence[str] | None = None) -> No
     os.environ.update(surroundings.environment)
     os.chdir(surroundings.folder)
     sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
+    outlive_sigterm()
+
+
+def outlive_sigterm() -> None:
+    """Where the run has started Ray deaf to SIGTERM, have this process go on at one, and what this thread starts heed it.
+
+    To be called on each thread that starts processes and that Ray has made, on the main thread first.
+    """
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return  # a cluster that was there before, whose processes do as they always do
+    heard = {signal.SIGTERM}
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(
+            signal.SIGTERM, lambda number, frame: None
+        )  # which a program that is executed does not inherit
+        os.register_at_fork(
+            before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, heard),
+            after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, heard),
+            after_in_child=_hear_sigterm,
+        )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
+
+
+def _hear_sigterm() -> None:
+    """In a process that was forked: end by SIGTERM, also by one that came while it was blocked."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def use_interface_of(address: str) -> None:

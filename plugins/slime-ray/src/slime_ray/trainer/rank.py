@@ -27,7 +27,7 @@ from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.process.failure import Failure
 from slime_ray.process.lock import Lock, check_lock
-from slime_ray.process.surroundings import Surroundings, begin_log, move_in, use_interface_of
+from slime_ray.process.surroundings import Surroundings, begin_log, move_in, outlive_sigterm, use_interface_of
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class RankProcess:
         """Begin the log, and return where this process is, and a TCP port of this machine that is reserved until it is started."""
         import ray
 
+        outlive_sigterm()  # on the thread of the event loop, where the trainer is
         begin_log(self._log)
         self._port = ReservedPort()
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so

@@ -54,6 +54,7 @@ class ServerProcess:
     ) -> None:
         self._command, self._environment, self.log, self.name = command, environment, log, name
         self._process: asyncio.subprocess.Process | None = None
+        self._failure: str | None = None
         self._beside = contextlib.ExitStack()
         """Ends what is there for as long as the server is: its guard and its scratch folder."""
 
@@ -130,9 +131,9 @@ class ServerProcess:
     @property
     def failure(self) -> str | None:
         """How it exited, and the end of its log; None while it runs."""
-        if self.exit_status is None:
-            return None
-        return how_it_ended(self.name, self.exit_status, self.log)
+        if self._failure is None and self.exit_status is not None:  # each request that is lost with it asks
+            self._failure = how_it_ended(self.name, self.exit_status, self.log)
+        return self._failure
 
     def _signal(self, number: int) -> bool:
         """Send a signal to the group, 0 for none; returns whether anybody is in it."""
@@ -154,8 +155,17 @@ def _stacks_of_group(group: int, log: Path) -> str:
 
 def how_it_ended(name: str, status: int, log: Path) -> str:
     """Return how a server exited, and the end of its log, for an error."""
-    tail = log.read_bytes()[-_TAIL:].decode(errors="replace").strip() if log.exists() else ""
-    return f"{name} ended with status {status}; its log is {log} and ends:\n{tail}"
+    return f"{name} ended with status {status}; its log is {log} and ends:\n{_end_of(log)}"
+
+
+def _end_of(log: Path) -> str:
+    """Return the last `_TAIL` bytes of a file, of whatever size, as text; nothing where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return file.read(_TAIL).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _delete(folder: str, shared_memory: str) -> None:
