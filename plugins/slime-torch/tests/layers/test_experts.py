@@ -66,10 +66,22 @@ def test_a_token_keeps_the_experts_by_which_it_was_generated(tiny):
 
     async def main():
         async with asyncio.timeout(300), old.serving(with_routes=True) as engine:
+            worker, scheduler, is_held = engine._worker, engine._scheduler, asyncio.Event()
+            loop, step = asyncio.get_running_loop(), scheduler.step
+
+            def holds_after_some():
+                finished = step()
+                if any(len(request.tokens) > 3 for request in scheduler.running):
+                    scheduler.step = step
+                    worker.hold("test")
+                    loop.call_soon_threadsafe(is_held.set)
+                return finished
+
+            scheduler.step = holds_after_some
             task = asyncio.create_task(engine.generate(prompt, SamplingParams(max_new_tokens=120, seed=0)))
-            while not any(len(request.tokens) > 3 for request in engine._scheduler.running):
-                await asyncio.sleep(0)
+            await is_held.wait()
             await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="2", timeout_s=30)
+            await worker.call(lambda: worker.release("test"))
             return await task
 
     answer = asyncio.run(main())
