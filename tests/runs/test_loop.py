@@ -194,8 +194,9 @@ def test_longer_run_goes_on_from_the_last_checkpoint(letters, tmp_path):
         }
 
 
-def test_a_run_that_a_reward_ends_saves_what_was_trained_and_goes_on(letters, tmp_path, monkeypatch):
-    """Samples from 128 on are of the third step; nothing is to be saved before the last one. Then the reward is mended."""
+@pytest.fixture
+def faulty(tmp_path, monkeypatch):
+    """Flags of a reward that raises for samples from 128 on, which are of the third step, until the file `mended` is there."""
     (tmp_path / "faulty.py").write_text(
         "from pathlib import Path\n"
         "from slime_core.testing.tabular import next_letter\n"
@@ -205,7 +206,12 @@ def test_a_run_that_a_reward_ends_saves_what_was_trained_and_goes_on(letters, tm
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    flags = ("--custom-rm-path", "faulty:reward", "--rm-type", "none", "--save-interval", "none")
+    return ("--custom-rm-path", "faulty:reward", "--rm-type", "none")
+
+
+def test_a_run_that_a_reward_ends_saves_what_was_trained_and_goes_on(letters, tmp_path, faulty):
+    """Nothing was to be saved before the last step."""
+    flags = (*faulty, "--save-interval", "none")
     whole = train(letters, "--run-name", "whole")
     with pytest.raises(RewardError):
         train(letters, *flags)
@@ -215,6 +221,21 @@ def test_a_run_that_a_reward_ends_saves_what_was_trained_and_goes_on(letters, tm
     (tmp_path / "mended").touch()
     assert train(letters, *flags)["eval_after"] == whole["eval_after"]
     assert prompts(run) == prompts(tmp_path / "runs/whole")
+
+
+def test_a_run_whose_error_lost_what_was_generated_ahead_goes_on_exactly_from_the_step_before(
+    letters, tmp_path, faulty
+):
+    """The error is of the third step, which is generated beside the second: with that one saved, the third would be of other weights."""
+    flags = ("--loop", "one-step-off", "--save-interval", "1", "--lr", "1.0", "--num-rollout", "6")
+    train(letters, "--run-name", "whole", *flags)
+    with pytest.raises(RewardError):
+        train(letters, *faulty, *flags)
+    run = tmp_path / "runs/letters"
+    assert [folder.name for folder in (run / "checkpoints").iterdir()] == ["step_000001"]
+    (tmp_path / "mended").touch()
+    train(letters, *faulty, *flags)
+    assert rows(run) == rows(tmp_path / "runs/whole")
 
 
 def test_a_run_that_goes_on_another_day_has_the_prompts_of_its_first(letters, tmp_path, monkeypatch):

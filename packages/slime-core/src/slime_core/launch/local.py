@@ -141,7 +141,7 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
         if run.is_recorded:  # else it was refused, and the folder tells of the run before
             if can_save(cause):
                 with logged("the steps since the newest checkpoint are lost"):
-                    await save_whole_steps(run)
+                    await save_whole_steps(run, cause=cause)
             summary = run.summary(status) | {"error": f"{type(cause).__name__}: {cause}"}
             with logged("summary.json was not written"):
                 run.run_dir.write_json(run.run_dir.summary.name, summary)

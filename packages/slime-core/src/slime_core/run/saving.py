@@ -25,16 +25,22 @@ def can_save(cause: BaseException) -> bool:
     return isinstance(cause, Exception) and not isinstance(cause, _OF_TRAINER)
 
 
-async def save_whole_steps(run: Run) -> None:
+async def save_whole_steps(run: Run, *, cause: BaseException | None = None) -> None:
     """Write a checkpoint of a run that ends early after its last trained step, unless there is one already.
 
     A step that was not trained is dropped: its prompts are taken again when the run resumes. A step that was trained, but
     not yet evaluated or logged, is evaluated and logged when the run resumes. Nothing is written during a step's training.
+
+    Args:
+        run: as its loop left it.
+        cause: what ended it.
     """
     if run.is_training:
         return  # some of a step's optimizer steps are in the trainer
     state, done = run.whole and run.whole(), run.done_steps
     if run.unlogged is not None:
+        if not isinstance(cause, Interrupted | None) and run.saved_at == run.trained_step - 1:
+            return  # what was generated beside this step is lost by an error: from the step before, the run goes on exactly
         done = run.done_steps = run.trained_step
         finite = {name: value if math.isfinite(value) else None for name, value in run.unlogged.items()}
         state = run.snapshot()() | {"unlogged": finite}
