@@ -31,7 +31,7 @@ LENGTH = 60
 def keep_stale_cache(engine) -> None:
     """Make updates leave the KV cache of running requests, and the prefixes that others copy, as the old weights made them."""
 
-    def end_update(update, *, complete):
+    def end_update(update, *, complete, before):
         engine._scheduler.version = update.version
         engine._worker.release("update")
 
