@@ -23,10 +23,11 @@ def ask(
     retries: int = 3,
     timeout_s: float = 60,
     key: str | None = None,
+    is_read: bool = False,
 ):
     """Post to a server that answers the n-th request by `answer(n, request)`; return (answer or error, requests).
 
-    With `take`, which gets the events, the answer is a stream.
+    With `take`, which gets the events, the answer is a stream; where it `is_read`, the request is a GET.
     """
     seen = []
 
@@ -36,7 +37,7 @@ def ask(
 
     async def scenario():
         app = web.Application()
-        app.router.add_post("/generate", handle)
+        app.router.add_route("*", "/generate", handle)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -45,6 +46,8 @@ def ask(
         try:
             if take is not None:
                 return await client.stream("/generate", {}, take, timeout_s=timeout_s)
+            if is_read:
+                return await client.get("/generate", timeout_s=timeout_s, retries=retries)
             return await client.post("/generate", {}, timeout_s=timeout_s)
         except (EngineError, DeadlineError) as error:
             return error
@@ -212,29 +215,7 @@ def test_a_closed_port_is_an_error_after_all_retries():
 
 def asked(answer: Callable) -> tuple[object, int]:
     """GET from a server that answers the n-th request by `answer(n, request)`, within a second; return (answer or error, requests)."""
-    seen = []
-
-    async def handle(request):
-        seen.append(request.path)
-        return await answer(len(seen), request)
-
-    async def scenario():
-        app = web.Application()
-        app.router.add_get("/health", handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ((host, port, *_),) = runner.addresses
-        client = SglangClient(f"http://{host}:{port}", connections=2, retries=0)
-        try:
-            return await client.get("/health", timeout_s=1)
-        except DeadlineError as error:
-            return error
-        finally:
-            await client.close()
-            await runner.cleanup()
-
-    return asyncio.run(scenario()), len(seen)
+    return ask(answer, is_read=True, retries=0, timeout_s=1)
 
 
 @pytest.mark.parametrize(
