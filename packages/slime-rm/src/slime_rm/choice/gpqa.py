@@ -10,13 +10,15 @@ from slime_core.errors import SampleError
 from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
-from slime_rm.choice.decision import decide
+from slime_rm.choice.decision import Decision, decide
 from slime_rm.choice.multiple_choice import grade_decision
 from slime_rm.choice.option_text import plain
+from slime_rm.choice.stated_text import states_text
 
 _SEVERAL = re.compile(r"[\W_]*[A-J](?:(?:[\W_]|and|or)+[A-J])+[\W_]*", re.IGNORECASE)
 _UNKNOWN = "?"
 """Letter of the correct text where the data do not say which option it is."""
+_NOT_ALONE = "has the text of the answer beside more; what else it names may be other options: metadata['choices'] tells"
 
 
 def gpqa(sample: Sample) -> Grade:
@@ -26,6 +28,9 @@ def gpqa(sample: Sample) -> Grade:
     `correct_answer` or `answer_text` (text of the correct option). What they leave open follows from the label: a
     letter, the text of the correct option, or, where there are `choices` or `valid_letters`, the number of the correct
     option, from 0. Without choices any other label is the correct text.
+
+    Without choices nobody knows what else is an option, so that the correct text has to stand alone: at the end of the
+    response, or in its last box (`stated_text.states_text`). A response that lists them all is refused.
 
     Raises:
         SampleError: label and metadata do not say what is correct, contradict each other, name an option that there is
@@ -41,6 +46,11 @@ def gpqa(sample: Sample) -> Grade:
     if text is not None:
         texts[letter or _UNKNOWN] = texts.get(letter or _UNKNOWN, text)
     decision = decide(sample.response, letters, texts)
+    if texts and not choices and text is not None and not states_text(sample.response, text):
+        by_letter = decide(sample.response, letters)
+        if decision.letter == (letter or _UNKNOWN) != by_letter.letter:
+            by_letter = Decision(by_letter.letter, _NOT_ALONE)
+        decision = by_letter
     graded = grade_decision(decision, letter or _UNKNOWN)
     if letter is None and decision.letter is not None and decision.letter != _UNKNOWN:
         why = "names a letter; without choices or correct_letter only the text of the answer counts"

@@ -6,8 +6,9 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
+from slime_core.rewards.ending import without_special_tokens
+
 from slime_rm.choice.chinese import in_english
-from slime_rm.text.ending import without_special_tokens
 
 TAIL_CHARACTERS = 2000
 """Where a choice is looked for: this many characters at the end."""
