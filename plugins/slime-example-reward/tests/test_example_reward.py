@@ -12,7 +12,16 @@ PAGE = (PACKAGE.parents[1] / "docs" / "write-a-plugin.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("response", "score"), [("so it is 42", 1.0), ("42\n", 1.0), ("42.", 0.0), ("", 0.0), ("4 2", 0.0)]
+    ("response", "score"),
+    [
+        ("so it is 42", 1.0),
+        ("42\n", 1.0),
+        ("42<|im_end|>\n", 1.0),
+        ("42.", 0.0),
+        ("42.<|im_end|>", 0.0),
+        ("", 0.0),
+        ("4 2", 0.0),
+    ],
 )
 def test_score_says_whether_the_response_ends_with_the_label(response, score):
     assert ends_with_label(Sample(response=response, label="42")) == score
@@ -35,5 +44,5 @@ def test_page_quotes_the_package_word_for_word(language, file):
     assert f"```{language}\n{(PACKAGE / file).read_text()}```\n" in PAGE
 
 
-def test_example_is_ten_lines():
-    assert len((PACKAGE / "src/slime_example_reward/__init__.py").read_text().splitlines()) == 10
+def test_example_is_eleven_lines():
+    assert len((PACKAGE / "src/slime_example_reward/__init__.py").read_text().splitlines()) == 11

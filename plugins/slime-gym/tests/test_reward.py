@@ -50,6 +50,12 @@ def test_first_line_counts_and_blanks_around_it_do_not(problem):
     assert gym(sample_of(problem, f" {problem.answer} \n1 + 1 = 3\n")).score == 1.0
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", "\n<|im_end|>", "</s>", "<|im_end|>\n<|endoftext|>"])
+def test_special_tokens_that_end_a_response_are_no_part_of_the_answer(problem, end):
+    assert gym(sample_of(problem, f"{problem.answer}{end}")).score == 1.0
+    assert gym(sample_of(problem, end)).score == 0.0
+
+
 def test_answer_on_a_later_line_scores_zero(problem):
     assert gym(sample_of(problem, f"let me see\n{problem.answer}")).score == 0.0
 

@@ -115,6 +115,7 @@ def converse(
     *,
     max_new_tokens=100,
     stop=(),
+    stop_token_ids=(),
     context=None,
     tokenizer=None,
     evaluation=None,
@@ -133,7 +134,7 @@ def converse(
     of_evaluation = {} if evaluation is None else {"evaluation": True, **evaluation}
     ctx = GenerateContext(engine=engine, tokenizer=tokenizer or ByteTokenizer(), **of_evaluation)
     sample = sample or Sample(index=4, tokens=list(b"ab"))
-    params = SamplingParams(max_new_tokens=max_new_tokens, seed=7, stop=stop)
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=7, stop=stop, stop_token_ids=stop_token_ids)
     return asyncio.run(generator.execute(ctx, sample, params))
 
 

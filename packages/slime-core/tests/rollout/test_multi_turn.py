@@ -116,6 +116,39 @@ def test_an_environment_hears_a_turn_up_to_its_stop_string_and_the_tokens_stay()
     assert sample.response == "c</s>.=5;d</s>."
 
 
+class EndingTokenizer(PieceTokenizer):
+    """Ends a sequence by 2, and the model's folder names 3 besides; 4 and 5 are what a request may stop at."""
+
+    eos_token_id, eos_token_ids = 2, frozenset({2, 3})
+
+    def __init__(self):
+        super().__init__({2: b"<|im_end|>", 3: b"<|endoftext|>", 4: b"<|eot_id|>", 5: b"</search>"})
+
+
+def test_an_environment_does_not_hear_the_id_that_ends_a_sequence_and_it_stays_in_the_response():
+    options = {"environment_args": {"ends": 3, "scores": True}, "tokenizer": EndingTokenizer()}
+    (sample,) = converse(ECHO, Scripted([*b"42", 2], [*b"7", 3], [2]), stop=("7",), **options)
+    assert [one["text"] for one in record_of(sample)["info"]] == ["42", "7", ""]
+    assert sample.tokens == [*b"ab", *b"42", 2, *b"=2;", *b"7", 3, *b"=1;", 2, *b"=0;"]
+    assert sample.loss_mask == [1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0]
+    assert sample.response == "42<|im_end|>=2;7<|endoftext|>=1;<|im_end|>=0;"
+    assert sample.reward == 3.0
+
+
+def test_the_id_that_ends_a_sequence_is_not_heard_where_a_limit_ends_the_turn_with_it():
+    options = {"environment_args": {"ends": 3}, "tokenizer": EndingTokenizer()}
+    (sample,) = converse(ECHO, Scripted([*b"42", 2, 99]), max_new_tokens=3, **options)
+    assert [one["text"] for one in record_of(sample)["info"]] == ["42"]
+    assert (sample.status, sample.response) == (Status.TRUNCATED, "42<|im_end|>")
+
+
+def test_an_environment_hears_an_end_within_a_turn_and_an_id_that_a_request_stops_at_unless_it_spells_an_end():
+    options = {"environment_args": {"ends": 4}, "tokenizer": EndingTokenizer()}
+    turns = [[*b"4", 2, *b"2"], [*b"a", 5], [*b"b", 10], [*b"c", 4]]
+    (sample,) = converse(ECHO, Scripted(*turns), stop_token_ids=(4, 5, 10), **options)
+    assert [one["text"] for one in record_of(sample)["info"]] == ["4<|im_end|>2", "a</search>", "b\n", "c"]
+
+
 def test_an_environment_hears_all_of_a_turn_that_a_limit_ended():
     options = {"environment_args": {"ends": 3}, "tokenizer": PieceTokenizer({1: b">."})}
     (sample,) = converse(ECHO, Scripted([*b"c</s", 1, 99]), stop=("</s>",), max_new_tokens=5, **options)

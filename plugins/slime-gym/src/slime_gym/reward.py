@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from slime_core.errors import SampleError
+from slime_core.rewards.ending import without_special_tokens
 from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
@@ -15,7 +16,8 @@ from slime_gym.problems import ORIGIN_KEY, Origin
 def gym(sample: Sample, *, partial: bool = False) -> Grade:
     """Score the start of the response with the scorer of the task that the problem comes from.
 
-    The answer is the first line of the response, stripped; where the task's own answer has more lines, that many.
+    The answer is the first line of the response, stripped; where the task's own answer has more lines, that many. Special tokens at
+    the end of the response (`<|im_end|>`) are no part of it.
 
     Args:
         sample: from the source `gym`.
@@ -39,7 +41,7 @@ def gym(sample: Sample, *, partial: bool = False) -> Grade:
             "the reasoning-gym of this process is another version than the source's"
         )
     n_lines = 1 if answer is None else len(answer.splitlines())
-    lines = sample.response.strip().splitlines()[:n_lines]
+    lines = without_special_tokens(sample.response).strip().splitlines()[:n_lines]
     grade = _graded(origin, "\n".join(lines).strip()) if lines else Grade(score=0.0)
     return grade if partial else replace(grade, score=float(grade.score >= 1.0))
 

@@ -12,6 +12,7 @@ from slime_core.rewards.scorer import Scorer
 from slime_core.runtime.closing import close_all
 from slime_core.samples import Sample, Status
 from slime_core.testing.contracts import check_environment
+from slime_core.testing.contracts.environments import _Bytes
 from slime_gym.environments.attempts import REWARD, SERVICE, Attempts
 from slime_gym.problems import Origin, training_problems
 from slime_gym.tasks import task
@@ -111,6 +112,17 @@ def test_an_answer_that_ends_or_holds_its_process_scores_0_and_says_why(matrix):
 def test_it_keeps_the_promises_of_environments(problem):
     answers = ["no", problem.answer]
     check_environment(Attempts, answers=answers, sample=sample_of(problem))
+
+
+class EndsByBar(_Bytes):
+    """The byte of `|` ends a sequence, and is spelled as any other."""
+
+    eos_token_id = ord("|")
+
+
+def test_what_ends_a_turn_is_no_part_of_the_answer(problem):
+    answers = ["no|", f"{problem.answer}|"]
+    check_environment(Attempts, answers=answers, sample=sample_of(problem), tokenizer=EndsByBar())
 
 
 def test_bad_options_and_rows_are_refused(problem):

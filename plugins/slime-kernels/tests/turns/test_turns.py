@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from slime_kernels.judge.reward import RewardScale
 from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict, verdict_of
+from slime_kernels.problems.problem import ANSWER
 from slime_kernels.turns.extraction import candidate_of
 from slime_kernels.turns.history import KernelAttempt, attempt_from, with_history
 from slime_kernels.turns.returns import ended_by, trajectory_return, turn_returns
@@ -78,6 +79,23 @@ def test_the_reward_by_hand(one, reward):
 def test_the_candidate_of_a_response(response, code):
     found = candidate_of(response)
     assert (found if found is None else found.strip()) == code
+
+
+SKELETON = f"y = {ANSWER}\n"
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("tl.exp(x)", "y = tl.exp(x)\n"),
+        ("tl.exp(x)<|im_end|>", "y = tl.exp(x)\n"),
+        ("</think>\ntl.exp(x)\n<|im_end|>\n", "y = tl.exp(x)\n"),
+        ("```python\ntl.exp(x)\n```<|im_end|>", "y = tl.exp(x)\n"),
+        ("<|im_end|>", None),
+    ],
+)
+def test_what_is_missing_in_a_skeleton_is_a_block_or_all_of_the_answer_but_its_end(response, code):
+    assert candidate_of(response, SKELETON) == code
 
 
 def test_an_attempt_survives_its_entry_and_a_verdict_its_envelope():

@@ -53,7 +53,8 @@ class Environment(Protocol):
 
         Args:
             sample: with the whole response so far. One whose status is TRUNCATED was cut off, and gets no further turn.
-            text: of this turn, its stop string included, and nothing after that: its last token may spell more.
+            text: of this turn, its stop string included, and nothing after that: its last token may spell more. The id that ends a
+                sequence (`<|im_end|>`) is left out.
         """
 
     def state(self) -> Any:

@@ -10,7 +10,8 @@ class Tokenizer(Protocol):
     """Text to ids and back. No call adds special tokens by itself.
 
     One that knows the model's ids may have `eos_token_ids`, too; see `end_ids`. One whose chat template may print the day has `day`, a
-    `datetime.date`: a run sets it to the day of its first start, and prompts are the same when it goes on.
+    `datetime.date`: a run sets it to the day of its first start, and prompts are the same when it goes on. One that is of a folder may
+    have its `folder`, which messages name.
     """
 
     eos_token_id: int | None

@@ -33,6 +33,11 @@ class HfTokenizer:
         self.eos_token_id: int | None = inner.eos_token_id
         self._where = where
 
+    @property
+    def folder(self) -> str:
+        """The folder that it is of."""
+        return self._where
+
     def __len__(self) -> int:
         """Return the number of ids, added tokens included."""
         return len(self.inner)

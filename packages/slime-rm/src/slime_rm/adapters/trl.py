@@ -7,10 +7,10 @@ import inspect
 from typing import Any
 
 from slime_core.errors import RewardError
+from slime_core.rewards.ending import up_to_special_tokens
 from slime_core.samples import Group, Sample
 
 from slime_rm.adapters.loading import load_function
-from slime_rm.text.ending import up_to_special_tokens
 
 
 class TrlGroupReward:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core.errors import SampleError
+from slime_core.rewards.ending import up_to_special_tokens
 from slime_core.rewards.results import Grade
 from slime_core.samples import Sample, Status
 
 from slime_rm.adapters.taskset import LoadedTaskset
-from slime_rm.text.ending import up_to_special_tokens
 
 ROW_KEY = "verifiers"
 """Key of `Sample.metadata` under which a task's data travels to the reward."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core.errors import RewardError, SampleError
+from slime_core.rewards.ending import up_to_special_tokens
 from slime_core.samples import Sample
 
 from slime_rm.adapters.loading import load_function
-from slime_rm.text.ending import up_to_special_tokens
 
 
 class VerlReward:

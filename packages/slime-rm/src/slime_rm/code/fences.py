@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from slime_rm.text.ending import without_special_tokens
+from slime_core.rewards.ending import without_special_tokens
 
 _FENCE = re.compile(r"`{3,}+|~{3,}+")
 _QUOTES = re.compile(r"^(?:[ \t]*> ?)+")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_origin, get_type_hints
 
 from slime_core.errors import SampleError
+from slime_core.rewards.ending import up_to_special_tokens
 from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
 from slime_rm.constraints.form import FORM
 from slime_rm.constraints.length import LENGTH
 from slime_rm.constraints.wording import WORDING
-from slime_rm.text.ending import up_to_special_tokens
 from slime_rm.text.thought import after_thought
 
 #: Constraint id -> check(response, **arguments) -> whether the response keeps to it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from slime_core.rewards.ending import without_special_tokens
 from slime_core.rewards.results import Grade
 from slime_core.rewards.workers.calling import preloads
 from slime_core.samples import Sample
@@ -12,7 +13,6 @@ from slime_rm.math.answer.notation import same_writing
 from slime_rm.math.boxed import last_boxed
 from slime_rm.math.number_text import NUMBER, leaves_number
 from slime_rm.math.same_answer import PRELOAD, SAME, Comparison, compare
-from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
 from slime_rm.text.last_match import last_match
 from slime_rm.text.thought import CUT_OFF, after_thought

@@ -7,13 +7,13 @@ from fractions import Fraction
 from typing import Literal
 
 from slime_core.errors import SampleError
+from slime_core.rewards.ending import without_special_tokens
 from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
 from slime_rm.math.boxed import last_boxed
 from slime_rm.math.hedges import taken_back
 from slime_rm.math.number_text import MARKUP, NUMBER, changes_number, leaves_number
-from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
 from slime_rm.text.last_match import last_match
 from slime_rm.text.thought import CUT_OFF, after_thought

@@ -6,11 +6,11 @@ from typing import Any
 
 from slime_core.config.base import Amount, Count
 from slime_core.errors import ConfigError, Problem, RewardError
+from slime_core.rewards.ending import up_to_special_tokens
 from slime_core.samples import Sample
 
 from slime_rm.remote.batches import Batches
 from slime_rm.remote.json_client import ClientSettings, JsonClient
-from slime_rm.text.ending import up_to_special_tokens
 
 
 class RemoteRewardSettings(ClientSettings):

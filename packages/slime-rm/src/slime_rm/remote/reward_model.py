@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from slime_core.config.base import Amount, Count, Index
 from slime_core.errors import ConfigError, PluginError, Problem, RewardError, SampleError
+from slime_core.rewards.ending import up_to_special_tokens
 from slime_core.samples import Sample
 
 from slime_rm.remote.batches import Batches
 from slime_rm.remote.json_client import ClientSettings, JsonClient
-from slime_rm.text.ending import up_to_special_tokens
 
 
 class RewardModelSettings(ClientSettings):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from slime_core.rewards.ending import without_special_tokens
 from slime_core.samples import Sample
 
-from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
 from slime_rm.text.thought import after_thought
 

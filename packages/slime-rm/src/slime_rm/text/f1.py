@@ -7,10 +7,10 @@ import string
 from collections import Counter
 
 from slime_core.errors import SampleError
+from slime_core.rewards.ending import without_special_tokens
 from slime_core.rewards.results import Grade
 from slime_core.samples import Sample
 
-from slime_rm.text.ending import without_special_tokens
 from slime_rm.text.labels import label_of
 from slime_rm.text.thought import after_thought
 

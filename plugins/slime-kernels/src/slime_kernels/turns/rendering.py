@@ -25,17 +25,30 @@ def reply(tokenizer: Tokenizer, made: Mapping[str, Any], text: str, before: Sequ
         tokenizer: with the chat template.
         made: how the first prompt was made.
         text: what is said.
-        before: ids up to the end of the answer: where its last one ends answers, that is not said twice.
+        before: ids up to the end of the answer. An id at its end that ends answers takes the place of the template's end.
     """
-    last = [int(one) for one in before[-1:] if one in end_ids(tokenizer)]
-    end = tokenizer.decode(last, skip_special_tokens=False)
     if not made["chat"]:
         return f"\n\n{text}\n"
+    after = _after_answer(tokenizer, made, [{"role": "user", "content": text}])
+    last = int(before[-1])
+    own = tokenizer.encode(_after_answer(tokenizer, made, [], add_generation_prompt=False))[:1]
+    ends = end_ids(tokenizer)
+    is_end = bool(own) and (own[0] in ends or not tokenizer.decode(own))
+    if is_end and (last in ends or last == own[0]):
+        return after.removeprefix(tokenizer.decode(own, skip_special_tokens=False))
+    # Without an end of its own a template may end a turn by the role that speaks next, as GLM's.
+    sampled = tokenizer.decode([last], skip_special_tokens=False) if last in ends else ""
+    return after.removeprefix(sampled)
+
+
+def _after_answer(
+    tokenizer: Tokenizer, made: Mapping[str, Any], new: Sequence[Mapping[str, Any]], **variables: Any
+) -> str:
+    """Return what the chat template writes after an answer that `new` messages follow."""
     messages = [
         {"role": "user", "content": made["text"]},
         {"role": "assistant", "content": _MARK},
-        {"role": "user", "content": text},
+        *new,
     ]
-    rendered = tokenizer.apply_chat_template(messages, **made["template_kwargs"])
-    tail = rendered[rendered.rindex(_MARK) + len(_MARK) :]
-    return tail.removeprefix(end)
+    rendered = tokenizer.apply_chat_template(messages, **{**made["template_kwargs"], **variables})
+    return rendered[rendered.rindex(_MARK) + len(_MARK) :]

@@ -16,8 +16,16 @@ import numpy as np
 from slime_core.config.sections import EnvironmentSection
 from slime_core.errors import DeadlineError, EnvironmentFailure
 from slime_core.files.json_text import shown, why_not_text
-from slime_core.protocols import MULTI_TURN, Environment, GenerateContext, Observation, SamplingParams
+from slime_core.protocols import (
+    MULTI_TURN,
+    Environment,
+    GenerateContext,
+    Observation,
+    SamplingParams,
+    end_ids,
+)
 from slime_core.protocols.turn import text_to_stop
+from slime_core.rewards.ending import up_to_special_tokens
 from slime_core.runtime.deadline import within
 from slime_core.samples import Sample, Status
 
@@ -85,11 +93,10 @@ class Dialogue:
         """Let the policy speak and the environment answer; returns why the conversation ends, None if it goes on."""
         if self.ctx.remaining(self.sample, self.params).max_new_tokens < 1:
             return self._spent()
-        text = await self.ctx.turn(self.sample, self.params)
+        await self.ctx.turn(self.sample, self.params)
         if self.sample.status is Status.ABORTED:
             return ABORTED
-        if self.sample.status is Status.COMPLETED:
-            text = self._to_stop()
+        text = self._said()
         observation = self._checked(await self._ask("step", lambda: self.environment.step(self.sample, text)))
         self.turns += 1
         if observation.reward is not None:
@@ -109,17 +116,27 @@ class Dialogue:
             return self._spent()
         return self._put(*said)
 
-    def _to_stop(self) -> str:
-        """Return the text of the last turn, without what its last token spells after a stop string."""
-        response, begin = self.sample.response_tokens, self.sample.turn_begin
+    def _said(self) -> str:
+        """Return the text of the last turn, without the id that ends a sequence, or what its last token spells after a stop string."""
+        before = self.sample.response_tokens[: self.sample.turn_begin]
+        ids = self.sample.response_tokens[self.sample.turn_begin :]
+        stop = self.params.stop if self.sample.status is Status.COMPLETED else ()
+        if len(ids) and self._ends_sequence(int(ids[-1])):
+            ids, stop = ids[:-1], ()
         skip = self.params.skip_special_tokens
-        return text_to_stop(
-            response[:begin],
-            response[begin:],
-            self.params.stop,
-            self.ctx.tokenizer,
-            skip_special_tokens=skip,
-        )[0]
+        return text_to_stop(before, ids, stop, self.ctx.tokenizer, skip_special_tokens=skip)[0]
+
+    def _ends_sequence(self, last: int) -> bool:
+        """Return whether an id ends a sequence: by the tokenizer or the model, or as a special token that the request stops at.
+
+        Others that it stops at stay in the text, as stop strings do: an environment may look for what they spell.
+        """
+        if last in end_ids(self.ctx.tokenizer):
+            return True
+        if last not in self.params.stop_token_ids:
+            return False
+        spelled = self.ctx.tokenizer.decode([last], skip_special_tokens=False)
+        return up_to_special_tokens(spelled) != spelled
 
     def _open(self, ids: list[int], text: str | None) -> str | None:
         """Append what the environment says first. Where there is no room for it nobody can say anything, and the sample fails."""

@@ -1,7 +1,7 @@
 """Special tokens at the end of a response."""
 
 import pytest
-from slime_rm.text.ending import up_to_special_tokens, without_special_tokens
+from slime_core.rewards.ending import up_to_special_tokens, without_special_tokens
 
 
 @pytest.mark.parametrize(
