@@ -14,7 +14,7 @@ END = MARKS["<|end|>"]
 
 
 class ByteChat:
-    """Messages stand between marks; tools are a message of their own; calls are not shown by the template."""
+    """Messages stand between marks; tools are a message of their own; calls are JSON between `<tool_call>` tags."""
 
     eos_token_id = END
 
@@ -36,8 +36,24 @@ class ByteChat:
 
     def apply_chat_template(self, messages, *, tools=None, add_generation_prompt=True, **variables):
         shown = [{"role": "tools", "content": json.dumps(tools)}] * bool(tools) + list(messages)
-        text = "".join(f"<|begin|>{one['role']}\n{one['content']}<|end|>\n" for one in shown)
+        text = "".join(f"<|begin|>{one['role']}\n{self.said(one)}<|end|>\n" for one in shown)
         return text + "<|begin|>assistant\n" * add_generation_prompt
+
+    def said(self, message):
+        """Return what a message says, and calls."""
+        calls = [
+            json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
+            for call in message.get("tool_calls", ())
+        ]
+        parts = [message["content"], *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]
+        return "\n".join(part for part in parts if part)
+
+
+class SilentChat(ByteChat):
+    """Does not show calls."""
+
+    def said(self, message):
+        return message["content"]
 
 
 class SayingEngine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from slime_core.config.derive import is_local
 from slime_core.config.functions import resolve_function
@@ -15,6 +16,9 @@ from slime_core.plugins.hooks import Section, hookimpl
 from slime_core.plugins.registry import Registry
 
 from slime_agents.section import AgentsSection
+
+if TYPE_CHECKING:
+    from slime_core.config.build import BuildContext
 
 _OF_TEMPLATES = ("tool_format", "chat_template_kwargs")
 #: Generator -> the settings that it reads.
@@ -60,6 +64,29 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     except SlimeError as error:
         problems.append(Problem("agents", "settings that cannot be used", str(error)))
     return problems
+
+
+@hookimpl
+def slime_check_build(build: BuildContext) -> Iterable[Problem]:
+    """Refuse tools where neither the settings nor the chat template say how calls of them are written."""
+    settings, registry = build.settings, build.registry
+    try:
+        chosen = registry.find("slime.generators", settings.rollout.custom_generate_function_path)
+    except PluginError:  # core says so
+        return []
+    section = settings.section(AgentsSection)
+    if (chosen.distribution, chosen.name) != ("slime-agents", "tool-loop") or section.tool_format is not None:
+        return []
+    from slime_agents.templates import Templates
+
+    try:
+        templates = Templates(section, partial(resolve_function, settings, registry))
+        _ = templates.of(build.tokenizer, {}).tool_format
+    except ConfigError as error:
+        return error.problems
+    except SlimeError:  # a tokenizer that cannot be read: the run says so
+        return []
+    return []
 
 
 @hookimpl

@@ -15,7 +15,7 @@ class AgentsSection(SectionModel):
     """Tools of `tool-loop`, by name: a table each, whose `kind` says what answers (`python`, `http`, `mcp`, `code`), with the
     options of that kind, and `timeout_s` and `max_chars` where they are not the ones of all."""
     tool_format: str | None = None
-    """How the model writes calls; the one that its chat template writes when not given, or `json`."""
+    """How the model writes calls; when not given, as its chat template does, or `json` where that shows neither tools nor calls."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template."""
     system_prompt: str | None = None

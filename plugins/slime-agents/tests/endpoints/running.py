@@ -16,14 +16,16 @@ def no_plugins(group, reference, *, where, explicit):
     raise AssertionError(f"nothing is to be looked up: {group} {reference}")
 
 
-async def run_agent(function, say, *, n=1, max_new_tokens=2000, engine=None, over=None, **settings):
+async def run_agent(
+    function, say, *, n=1, max_new_tokens=2000, engine=None, over=None, tokenizer=None, **settings
+):
     """Run a function as the agent of `n` samples at once; returns a list of the samples of each, and the engine."""
     engine = engine or SayingEngine(say)
     if function is None:
         made = Agent(settings=AgentsSection(**settings), resolve=no_plugins)
     else:
         made = GivenAgent(function, AgentsSection(**settings))
-    ctx = GenerateContext(engine=engine, tokenizer=ByteChat(), over=over or asyncio.Event())
+    ctx = GenerateContext(engine=engine, tokenizer=tokenizer or ByteChat(), over=over or asyncio.Event())
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
 
     async def one(i):

@@ -7,9 +7,10 @@ import json
 
 import openai
 import pytest
+from slime_core.errors import ConfigError
 from slime_core.samples import Status
 
-from ..byte_chat import last_of
+from ..byte_chat import SilentChat, last_of
 from .running import check_tape, played, run_agent
 
 LOOK = {
@@ -87,6 +88,22 @@ def test_an_agent_of_the_openai_package_calls_tools_and_is_trained_on_one_tape(s
     assert sample.metadata["agent"]["turns"] == 2
     assert sample.metadata["agent"]["forks"] == []
     assert sample.metadata["tape"]["messages"][2]["content"] == "saw a\nb"
+
+
+def test_an_agent_that_offers_tools_ends_the_run_where_nobody_says_how_calls_are_written():
+    async def agent(base_url, api_key, task):
+        tools = [LOOK] if offers else openai.omit
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            await client.chat.completions.create(model="m", messages=task["prompt"], tools=tools)
+
+    offers = False
+    (sample,), _ = played(agent, lambda text: "Hello.", tokenizer=SilentChat())
+    assert (sample.status, sample.response_length) == (Status.COMPLETED, 7)
+    offers = True
+    with pytest.raises(
+        ConfigError, match=r"agents\.tool_format: found none, and the chat template of SilentChat"
+    ):
+        played(agent, lambda text: "Hello.", tokenizer=SilentChat())
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.server
 import os
+import secrets
 import select
 import threading
+import time
 
 import pytest
 from slime_agents.endpoints.program import PYTHON, run_program
@@ -20,6 +22,11 @@ import os, urllib.request
 print(urllib.request.urlopen(os.environ["OPENAI_BASE_URL"], timeout=10).status)
 print(urllib.request.getproxies()["http"], os.environ["NO_PROXY"])
 """
+
+
+def key():
+    """Of a session of its own: what has another one's is killed with that."""
+    return secrets.token_urlsafe(32)
 
 
 @pytest.fixture
@@ -42,7 +49,7 @@ def test_a_program_asks_the_endpoint_itself_and_others_by_the_users_proxy(
     monkeypatch.setenv("NO_PROXY", theirs)
 
     async def main():
-        return await run_program([PYTHON, "-c", ASKS], address, "key", {}, timeout_s=60, over=asyncio.Event())
+        return await run_program([PYTHON, "-c", ASKS], address, key(), {}, timeout_s=60, over=asyncio.Event())
 
     outcome = asyncio.run(main())
     assert (outcome.status, outcome.output.split()) == (0, ["200", "http://127.0.0.1:9", expected])
@@ -59,7 +66,7 @@ def test_a_task_too_long_for_a_variable_is_on_standard_input_alone(monkeypatch, 
 
     async def main():
         task = {"x": "y" * length}
-        return await run_program([PYTHON, "-c", program], "", "key", task, timeout_s=60, over=asyncio.Event())
+        return await run_program([PYTHON, "-c", program], "", key(), task, timeout_s=60, over=asyncio.Event())
 
     outcome = asyncio.run(main())
     assert outcome.output.split() == [str(length), str(is_there), str(is_there)]
@@ -80,18 +87,62 @@ def test_a_program_has_ended_when_its_own_process_has_and_what_it_left_running_i
     script = f"sleep 300 & echo $!; exit {status}"
 
     async def main():
-        return await run_program(["sh", "-c", script], "", "key", {}, timeout_s=20, over=asyncio.Event())
+        return await run_program(["sh", "-c", script], "", key(), {}, timeout_s=20, over=asyncio.Event())
 
     outcome = asyncio.run(main())
     assert (outcome.ended_by, outcome.status, outcome.reward) == ("exit", status, reward)
     assert ends_within(30, int(outcome.output))
 
 
+@pytest.mark.parametrize("output", ["", " >&- 2>&-"], ids=["its output open", "its output closed"])
+def test_what_a_program_left_running_in_a_session_of_its_own_is_killed(output):
+    script = f"setsid sleep 300{output} & echo $!; exit 0"
+
+    async def main():
+        return await run_program(["sh", "-c", script], "", key(), {}, timeout_s=20, over=asyncio.Event())
+
+    begin = time.monotonic()
+    outcome = asyncio.run(main())
+    assert (outcome.ended_by, outcome.status) == ("exit", 0)
+    assert ends_within(30, int(outcome.output))
+    assert time.monotonic() - begin < 20
+
+
+def test_what_a_program_started_is_killed_with_it_though_it_left_the_session_and_threw_its_environment_away():
+    script = "setsid env -i sleep 300 & echo $!; wait"
+
+    async def main():
+        return await run_program(["sh", "-c", script], "", key(), {}, timeout_s=1, over=asyncio.Event())
+
+    outcome = asyncio.run(main())
+    assert (outcome.ended_by, outcome.reward) == ("timeout", 0.0)
+    assert ends_within(30, int(outcome.output))
+
+
+def test_another_sessions_processes_go_on(tmp_path):
+    os.mkfifo(tmp_path / "started")
+    script = f"setsid sleep 300 & echo $! > {tmp_path}/started; wait"
+
+    async def main():
+        over = asyncio.Event()
+        theirs = run_program(["sh", "-c", script], "", key(), {}, timeout_s=60, over=over)
+        going = asyncio.create_task(theirs)
+        number = int(await asyncio.to_thread((tmp_path / "started").read_text))
+        await run_program(["true"], "", key(), {}, timeout_s=20, over=asyncio.Event())
+        os.kill(number, 0)
+        over.set()
+        return number, await going
+
+    number, outcome = asyncio.run(main())
+    assert outcome.ended_by == "stopped"
+    assert ends_within(30, number)
+
+
 def test_a_program_that_closes_its_output_has_not_ended():
     script = "exec >&- 2>&-; sleep 0.3; exit 5"
 
     async def main():
-        return await run_program(["sh", "-c", script], "", "key", {}, timeout_s=20, over=asyncio.Event())
+        return await run_program(["sh", "-c", script], "", key(), {}, timeout_s=20, over=asyncio.Event())
 
     outcome = asyncio.run(main())
     assert (outcome.ended_by, outcome.status) == ("exit", 5)
@@ -101,7 +152,7 @@ def test_all_that_a_program_wrote_before_its_exit_is_kept():
     script = "head -c 200000 /dev/zero | tr '\\0' 'x'; echo end"
 
     async def main():
-        return await run_program(["sh", "-c", script], "", "key", {}, timeout_s=20, over=asyncio.Event())
+        return await run_program(["sh", "-c", script], "", key(), {}, timeout_s=20, over=asyncio.Event())
 
     assert asyncio.run(main()).output == "x" * 1996 + "end\n"
 

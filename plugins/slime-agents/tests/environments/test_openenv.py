@@ -20,7 +20,13 @@ def sample(index=0, **told):
     )
 
 
-def played(server, *turns, given=None, **options):
+class EndsByBar(_Bytes):
+    """The byte of `|` ends a sequence, and is spelled as any other."""
+
+    eos_token_id = ord("|")
+
+
+def played(server, *turns, given=None, tokenizer=None, **options):
     """Return a whole conversation, a token a byte."""
 
     async def main():
@@ -29,7 +35,7 @@ def played(server, *turns, given=None, **options):
             return await _played(
                 lambda: OpenEnv(url=url, observation_field="text", **options),
                 given or sample(),
-                _Bytes(),
+                tokenizer or _Bytes(),
                 said,
                 None,
             )
@@ -74,6 +80,13 @@ def test_an_action_may_be_a_part_of_the_turn_or_json():
     found = played(Server(), "7", "[7]", "{", '{"message": "7"}', action_field="")
     assert [("error" in info) for info in found.metadata["multi_turn"]["info"]] == [True, True, True, False]
     assert found.reward == 1.0
+
+
+def test_what_ends_a_turn_is_no_part_of_the_action():
+    server = Server()
+    assert played(server, "9|", "7|", tokenizer=EndsByBar()).reward == 1.0
+    assert [told["data"]["message"] for told in server.told if told["type"] == "step"] == ["9", "7"]
+    assert played(Server(), '{"message": "7"}|', tokenizer=EndsByBar(), action_field="").reward == 1.0
 
 
 def test_a_server_that_pings_while_the_policy_speaks_is_answered():

@@ -1,10 +1,10 @@
-"""Chat templates with the layout that Qwen3, Llama 3.1 and GLM-4.5 have, over SmolLM2's vocabulary and their special tokens."""
+"""Chat templates with the layout that Qwen3, Qwen3.5, Llama 3.1 and GLM-4.5 have, over SmolLM2's vocabulary and their special tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-QWEN3 = """\
+_QWEN = """\
 {%- set ns = namespace(query=-1) -%}
 {%- for message in messages -%}
   {%- if message.role == 'user' and not message.content.startswith('<tool_response>') -%}
@@ -38,11 +38,7 @@ QWEN3 = """\
     {%- endif -%}
     {{- thought.said -}}
     {%- for call in message.tool_calls or [] -%}
-      {%- if not loop.first or thought.said -%}{{- '\\n' -}}{%- endif -%}
-      {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
-      {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
-      {{- '}\\n</tool_call>' -}}
-    {%- endfor -%}
+CALL    {%- endfor -%}
     {{- '<|im_end|>\\n' -}}
   {%- elif message.role == 'tool' -%}
     {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
@@ -52,6 +48,32 @@ QWEN3 = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
+
+QWEN3 = _QWEN.replace(
+    "CALL",
+    """\
+      {%- if not loop.first or thought.said -%}{{- '\\n' -}}{%- endif -%}
+      {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+      {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+      {{- '}\\n</tool_call>' -}}
+""",
+)
+
+# Numbers, truth and null are as Python writes them.
+QWEN3_5 = _QWEN.replace(
+    "CALL",
+    """\
+      {%- if not loop.first or thought.said -%}{{- '\\n' -}}{%- endif -%}
+      {%- if loop.first and thought.said -%}{{- '\\n' -}}{%- endif -%}
+      {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' -}}
+      {%- for key, value in call.function.arguments.items() -%}
+        {{- '<parameter=' + key + '>\\n' -}}
+        {{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string -}}
+        {{- '\\n</parameter>\\n' -}}
+      {%- endfor -%}
+      {{- '</function>\\n</tool_call>' -}}
+""",
+)
 
 LLAMA3 = """\
 {{- '<|begin_of_text|>' -}}
@@ -141,6 +163,10 @@ TEMPLATES = {
     "smollm2": Published(template=None, tool_format="json"),
     "qwen3": Published(
         template=QWEN3, tool_format="json",
+        added=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    ),
+    "qwen3_5": Published(
+        template=QWEN3_5, tool_format="qwen3_coder",
         added=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
     ),
     "llama3": Published(

@@ -8,10 +8,11 @@ import pytest
 from slime_agents.formats.glm import Glm
 from slime_agents.formats.hermes import Hermes
 from slime_agents.formats.llama import Llama
+from slime_agents.formats.qwen3_coder import Qwen3Coder
 
 from .chat_templates import TEMPLATES
 
-FORMATS = {"json": Hermes(), "xml": Glm(), "llama": Llama()}
+FORMATS = {"json": Hermes(), "xml": Glm(), "llama": Llama(), "qwen3_coder": Qwen3Coder()}
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,12 @@ def a_turn(rng, tokenizer, tool_format, ends, *, with_tools):
         text += "\n" + tool_format.write([a_call(rng) for _ in range(rng.choice([1, 1, 2, 3]))])
     if kind == "malformed":
         text += rng.choice(
-            ['<tool_call>\n{"name": 3', '{"name": "look", "parameters": ', "<tool_call>look<arg_key>"]
+            [
+                '<tool_call>\n{"name": 3',
+                '{"name": "look", "parameters": ',
+                "<tool_call>look<arg_key>",
+                "<tool_call>\n<function=look>\n<parameter=query>\nx\n</function>\n</tool_call>",
+            ]
         )
     ids = tokenizer.encode(text)
     if kind == "cut":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
+from slime_agents.formats.calls import ToolCall
 from slime_agents.tape.messages import normal
+from slime_agents.tape.reading import read_turn
 from slime_agents.tape.tape import Tape
 from slime_agents.tape.template import ChatTemplate
-from slime_core.errors import DataError
+from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.samples import Sample, Status
 
-from ..byte_chat import END, ByteChat, SayingEngine
+from ..byte_chat import END, ByteChat, SayingEngine, SilentChat
 from .conftest import FORMATS
 from .scripted import ScriptedEngine
 from .test_tape_properties import TOOLS, built, check
@@ -31,6 +34,13 @@ USER = [{"role": "user", "content": "and now?"}]
         ),
         (
             "qwen3", RESULTS,
+            "\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\n",
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>"
+            "<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "qwen3_5", RESULTS,
             "\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response><|im_end|>\n"
             "<|im_start|>assistant\n",
             "<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>"
@@ -210,7 +220,7 @@ def test_a_history_that_ends_with_the_assistant_is_refused():
 
 
 def test_calls_that_a_template_does_not_show_are_written_as_the_model_writes_them():
-    template = ChatTemplate(ByteChat(), tool_format=FORMATS["json"])
+    template = ChatTemplate(SilentChat(), tool_format=FORMATS["json"])
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     text = ByteChat().decode(template.opening([*messages, *RESULTS[:1]], TOOLS))
@@ -218,6 +228,106 @@ def test_calls_that_a_template_does_not_show_are_written_as_the_model_writes_the
         'assistant\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\ntool\nsunny'
         in text.replace("\n\n", "\n")
     )
+
+
+ARGUMENTS = {
+    "code": ("string", "a = 1\n\n  b"),
+    "year": ("string", "2024"),
+    "word": ("string", "True"),
+    "n": ("integer", 7),
+    "ratio": ("number", 0.5),
+    "deep": ("boolean", True),
+    "shallow": ("boolean", False),
+    "place": ("object", {"x": [1, None], "y": "ä"}),
+    "all": ("array", ["a", 2]),
+    "rest": (["integer", "null"], None),
+    "name": (["string", "null"], "none"),
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "llama3", "glm45"])
+def test_a_call_that_a_template_writes_is_read_as_it_was_with_the_types_of_its_tool(tokenizer_of, name):
+    tokenizer, _, template = built(tokenizer_of, name)
+    properties = {key: {"type": kind} for key, (kind, _) in ARGUMENTS.items()}
+    function = {
+        "name": "look",
+        "description": "looks",
+        "parameters": {"type": "object", "properties": properties},
+    }
+    given = {key: value for key, (_, value) in ARGUMENTS.items()}
+    call = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": given}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tools = [{"type": "function", "function": function}]
+    opened = tokenizer.apply_chat_template(messages[:1], tools=tools)
+    whole = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=False)
+    assert whole.startswith(opened)
+    turn = whole[len(opened) :].rstrip("\n").removesuffix(tokenizer.inner.eos_token)
+    (read,) = read_turn(turn, template.tool_format, tools).calls
+    assert read == ToolCall("look", given)
+    assert {key: type(value) for key, value in read.arguments.items()} == {
+        key: type(value) for key, value in given.items()
+    }
+
+
+class MistralChat(ByteChat):
+    """Writes calls as no known format reads them."""
+
+    def said(self, message):
+        calls = [
+            {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+            for call in message.get("tool_calls", ())
+        ]
+        return message["content"] + f"[TOOL_CALLS]{json.dumps(calls)}" * bool(calls)
+
+
+class FolderChat(SilentChat):
+    folder = "/models/strange"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "told"),
+    [
+        (
+            MistralChat(),
+            "agents.tool_format: found none, and the chat template of MistralChat writes calls as ",
+        ),
+        (
+            FolderChat(),
+            "agents.tool_format: found none, and the chat template of /models/strange shows tools, and does not show calls, ",
+        ),
+    ],
+)
+def test_tools_are_refused_where_nobody_says_how_the_model_writes_calls(tokenizer, told):
+    formats = tuple(FORMATS.values())
+    for template in (ChatTemplate(tokenizer), ChatTemplate(tokenizer, known=formats)):
+        assert tokenizer.decode(template.opening(USER)).endswith("and now?\nassistant\n")
+        with pytest.raises(ConfigError) as refused:
+            template.opening(USER, TOOLS)
+        assert str(refused.value).startswith(told)
+        with pytest.raises(ConfigError):
+            template.between(USER, TOOLS, last_id=None)
+    chosen = ChatTemplate(tokenizer, tool_format=FORMATS["xml"], known=formats)
+    assert chosen.opening(USER, TOOLS)
+
+
+class TextArguments(ByteChat):
+    """Wants arguments as text, and refuses others."""
+
+    def said(self, message):
+        for call in message.get("tool_calls", ()):
+            said = call["function"]
+            return (
+                '<tool_call>\n{"name": "'
+                + said["name"]
+                + '", "arguments": '
+                + said["arguments"]
+                + "}\n</tool_call>"
+            )
+        return message["content"]
+
+
+def test_the_format_of_a_template_that_wants_arguments_as_text_is_found():
+    assert ChatTemplate(TextArguments(), known=tuple(FORMATS.values())).tool_format is FORMATS["json"]
 
 
 def _as_script(engine):

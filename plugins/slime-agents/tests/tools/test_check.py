@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from slime_agents.hooks import slime_check_config
+from slime_agents.hooks import slime_check_build, slime_check_config
+from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 
+from ..byte_chat import ByteChat, SilentChat
 from .test_tool_loop import HERE
 
 
@@ -15,12 +17,16 @@ def registry():
     return Registry()
 
 
-def problems(registry, tmp_path, text, *flags, generator="tool-loop"):
+def settings_of(registry, tmp_path, text, *flags, generator="tool-loop"):
     recipe = tmp_path / "r.toml"
     recipe.write_text(text)
     reward = ["--rm-type", "exact"] if generator == "tool-loop" and "--rm-type" not in flags else []
     words = [*SIZES, "--custom-generate-function-path", generator, *reward, *flags]
-    settings = load_settings([recipe], words, registry=registry)
+    return load_settings([recipe], words, registry=registry)
+
+
+def problems(registry, tmp_path, text, *flags, generator="tool-loop"):
+    settings = settings_of(registry, tmp_path, text, *flags, generator=generator)
     return [str(problem) for problem in slime_check_config(settings, registry)]
 
 
@@ -55,6 +61,31 @@ def test_a_wrong_tool_is_refused_by_name(registry, tmp_path, table, told):
 def test_right_tools_have_no_problems_and_other_generators_are_not_asked(registry, tmp_path):
     assert problems(registry, tmp_path, RIGHT) == []
     assert problems(registry, tmp_path, "[agents]\nmax_turns = 1\n", generator="single-turn") == []
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "flags", "generator", "n"),
+    [
+        (SilentChat(), [], "tool-loop", 1),
+        (SilentChat(), ["--agents-tool-format", "json"], "tool-loop", 0),
+        (SilentChat(), [], "roles", 0),
+        (ByteChat(), [], "tool-loop", 0),
+    ],
+)
+def test_tools_are_refused_before_a_run_where_nobody_says_how_calls_of_them_are_written(
+    registry, tmp_path, tokenizer, flags, generator, n
+):
+    settings = settings_of(registry, tmp_path, RIGHT, *flags, generator=generator)
+    build = BuildContext(
+        settings=settings,
+        registry=registry,
+        load_tokenizer=lambda: tokenizer,
+        model_path=tmp_path,
+        run_dir=tmp_path,
+    )
+    found = [str(problem) for problem in slime_check_build(build)]
+    assert len(found) == n
+    assert all("agents.tool_format: found none, and the chat template of SilentChat" in one for one in found)
 
 
 def test_a_tool_loop_without_tools_or_with_rendered_prompts_is_refused(registry, tmp_path):

@@ -10,6 +10,7 @@ from slime_agents.formats.calls import ToolCall
 from slime_agents.formats.glm import Glm
 from slime_agents.formats.hermes import Hermes
 from slime_agents.formats.llama import Llama
+from slime_agents.formats.qwen3_coder import Qwen3Coder
 from slime_core.samples import Status
 
 from ..byte_chat import last_of
@@ -36,7 +37,10 @@ def calls_then_tells(*calls, form=None):
     return say
 
 
-@pytest.mark.parametrize(("name", "form"), [("json", Hermes()), ("xml", Glm()), ("llama", Llama())])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("json", Hermes()), ("xml", Glm()), ("llama", Llama()), ("qwen3_coder", Qwen3Coder())],
+)
 def test_a_call_of_each_format_is_answered_and_results_are_not_trained_on(name, form):
     say = calls_then_tells(("multiply", {"a": 6, "b": 7}), form=form)
     (sample,), engine = played(say, tools={"multiply": tool("multiply")}, tool_format=name)
@@ -136,6 +140,27 @@ def test_what_goes_wrong_is_told_to_the_model_as_text():
 def test_a_malformed_call_is_answered_by_what_is_wrong_with_it(said, told):
     say = lambda text: "sorry" if "error" in last_of(text, "tool") else said  # noqa: E731  # one line says it
     (sample,), _ = played(say, tools={"multiply": tool("multiply")}, max_new_tokens=200_000)
+    assert told in results_of(sample)[0]
+    assert sample.response.endswith("sorry")
+
+
+FUNCTION = "<tool_call>\n<function=multiply>\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('<tool_call>\n{"name": "multiply"}\n</tool_call>', "error: found no <function=NAME> after <tool_call>"),
+        (f"{FUNCTION}<parameter=a>\n6\n</function>", "error: after multiply and its 0 parameters comes '<parameter=a>"),
+        (
+            f"{FUNCTION}<parameter=a>\nsix\n</parameter>\n<parameter=b>\n7\n</parameter>\n</function>\n</tool_call>",
+            "error: multiply: arguments.a: 'six' is not of type 'integer'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_malformed_call_of_a_function_is_answered_by_what_is_wrong_with_it(said, told):
+    say = lambda text: "sorry" if "error" in last_of(text, "tool") else said  # noqa: E731
+    (sample,), _ = played(say, tools={"multiply": tool("multiply")}, tool_format="qwen3_coder")
     assert told in results_of(sample)[0]
     assert sample.response.endswith("sorry")
 

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from slime_core.errors import DeadlineError
 from slime_core.runtime.deadline import within
+from slime_core.runtime.processes.tree import descendants, marked
 
 #: A word of a command line that stands for the interpreter of this process.
 PYTHON = "{python}"
@@ -28,6 +30,8 @@ OUTPUT_S = 1.0
 _POLL_S = 0.02
 #: Variable with the task, and the bytes that Linux gives one string of an environment: name, `=` and the NUL at its end included.
 TASK, _VARIABLE_BYTES = "SLIME_TASK", 1 << 17
+#: Variable with the session's key. What has it in its environment was started by the session's program.
+_KEY = "SLIME_API_KEY"
 
 #: `async (base_url, api_key, task)`: returns a reward, or nothing.
 AgentFunction = Callable[[str, str, Mapping[str, Any]], Awaitable[Any]]
@@ -59,10 +63,19 @@ async def run_program(
 ) -> Outcome:
     """Run a command line, and kill it with all that it started at the deadline, or when its session is over.
 
-    It has ended when its own process has; what that leaves running is killed then.
+    It has ended when its own process has; what that leaves running is killed then, also what left its session (`setsid`, a daemon): by
+    its parents while they live, and by the key in its environment. Only what has neither is missed.
 
     The addresses and the key are in the variables that the official packages read, the task is JSON on its standard input and in
     `SLIME_TASK`; on its standard input alone where it is too long for a variable.
+
+    Args:
+        command: the program and its arguments.
+        base_url: where it asks the policy.
+        api_key: of this session alone: what has it in its environment is killed with the program.
+        task: what it is given.
+        timeout_s: the deadline, seconds.
+        over: set when its session is.
 
     Raises:
         OSError: it cannot be started.
@@ -88,7 +101,7 @@ async def run_program(
     finally:
         exited.cancel()
         stopped.cancel()
-        await _end(process, reading)
+        await _end(process, reading, f"{_KEY}={api_key}")
     status = process.returncode
     reward = float(status == 0) if ended_by == "exit" else 0.0
     return Outcome(
@@ -149,7 +162,7 @@ def _variables(base_url: str, api_key: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": api_key,
         "SLIME_BASE_URL": base_url,
-        "SLIME_API_KEY": api_key,
+        _KEY: api_key,
         **_past_the_proxy(base_url),
     }
 
@@ -182,20 +195,69 @@ async def _exit(process: asyncio.subprocess.Process) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _end(process: asyncio.subprocess.Process, reading: asyncio.Task[None]) -> None:
-    """End a program and all that it started."""
-    for number, seconds in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        if reading.done() and process.returncode is not None:
-            # What a program leaves behind has lost nothing: it is killed at once.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            break
-        await asyncio.wait({reading}, timeout=seconds)
+async def _end(process: asyncio.subprocess.Process, reading: asyncio.Task[None], mark: str) -> None:
+    """End a program and all that it started, in sessions of its own and by parents that have ended, too."""
+    with _Strays(process.pid) as strays:
+        if process.returncode is None or not reading.done():
+            if process.returncode is None:
+                strays.add(descendants(process.pid))
+            else:
+                strays.add(await asyncio.to_thread(marked, mark))
+            _tell(process, strays, signal.SIGTERM)
+            await asyncio.wait({reading}, timeout=GRACE_S)
+            if process.returncode is None:
+                strays.add(descendants(process.pid))
+        # What a program leaves behind has lost nothing: it is killed at once.
+        _tell(process, strays, signal.SIGKILL)
+        await _kill_marked(mark)
+    await asyncio.wait({reading}, timeout=GRACE_S)
     reading.cancel()
     with contextlib.suppress(BaseException):
         await reading
     if process.returncode is None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), GRACE_S)
+
+
+def _tell(process: asyncio.subprocess.Process, strays: _Strays, number: signal.Signals) -> None:
+    """Send a signal to a program's process group, and to what has left it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+    strays.send(number)
+
+
+async def _kill_marked(mark: str) -> None:
+    """Kill all that has a mark in its environment: one look, and others while something is found, as that may start more."""
+    until = time.monotonic() + GRACE_S
+    while (found := await asyncio.to_thread(marked, mark)) and time.monotonic() < until:
+        for one in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one, signal.SIGKILL)
+        await asyncio.sleep(_POLL_S)
+
+
+class _Strays:
+    """Processes that have left a group, by descriptors: another one that has a number later gets no signal. Lets go with its block."""
+
+    def __init__(self, group: int) -> None:
+        self._group, self._descriptors = group, dict[int, int]()
+
+    def __enter__(self) -> _Strays:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
+    def add(self, pids: set[int]) -> None:
+        """Take those of some processes that live, and are not in the group, which has its signals by itself."""
+        for pid in pids - self._descriptors.keys():
+            with contextlib.suppress(OSError):
+                if os.getpgid(pid) != self._group:
+                    self._descriptors[pid] = os.pidfd_open(pid)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all of them."""
+        for descriptor in self._descriptors.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(descriptor, number)

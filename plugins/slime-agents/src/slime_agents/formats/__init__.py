@@ -1,1 +1,1 @@
-"""How models write tool calls: JSON between tags (Hermes, Qwen), XML (GLM), and Llama's."""
+"""How models write tool calls: JSON between tags (Hermes, Qwen), XML (GLM), functions in XML (Qwen3-Coder), and Llama's."""

@@ -8,11 +8,12 @@ from slime_agents.formats.calls import ToolFormat
 from slime_agents.formats.glm import Glm
 from slime_agents.formats.hermes import Hermes
 from slime_agents.formats.llama import Llama
+from slime_agents.formats.qwen3_coder import Qwen3Coder
 
 
 def known_formats() -> tuple[ToolFormat, ...]:
-    """Return the formats that are looked for in a chat template; the first is that of a template which writes none."""
-    return (Hermes(), Glm(), Llama())
+    """Return the formats that are looked for in a chat template; the first is that of a template which shows neither tools nor calls."""
+    return (Hermes(), Glm(), Qwen3Coder(), Llama())
 
 
 def chosen_format(name: str | None, resolve: Resolve) -> ToolFormat | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_agents.formats.calls import Malformed, Spoken, ToolCall, ToolFormat
-from slime_agents.formats.untyped import with_text
+from slime_agents.formats.untyped import typed
 from slime_agents.tape.messages import Message
 
 _THINK, _THOUGHT = "<think>", "</think>"
@@ -66,5 +66,5 @@ def read_turn(text: str, tool_format: ToolFormat | None, tools: Sequence[Mapping
     else:
         reasoning, said = "", text
     spoken = Spoken(said) if tool_format is None else tool_format.read(said)
-    spoken = replace(spoken, calls=with_text(spoken.calls, tools))
+    spoken = replace(spoken, calls=typed(spoken.calls, tools))
     return Reading(reasoning=reasoning, spoken=spoken, text=said)

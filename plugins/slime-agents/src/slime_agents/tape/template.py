@@ -6,12 +6,13 @@ encoded again may come out as other ids.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_core.errors import DataError
+from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.protocols import Tokenizer
 
 from slime_agents.formats.calls import ToolCall, ToolFormat
@@ -19,6 +20,7 @@ from slime_agents.formats.hermes import Hermes
 from slime_agents.tape.messages import Message
 
 _PROBE: Message = {"role": "user", "content": "a question"}
+_PROBED = {"probed": "a value"}
 _PROBE_CALL: Message = {
     "role": "assistant",
     "content": "",
@@ -26,7 +28,7 @@ _PROBE_CALL: Message = {
         {
             "id": "call00000",
             "type": "function",
-            "function": {"name": "probed_tool", "arguments": {"probed": "value"}},
+            "function": {"name": "probed_tool", "arguments": _PROBED},
         }
     ],
 }
@@ -49,7 +51,8 @@ class ChatTemplate:
     Args:
         tokenizer: with a chat template.
         variables: of the template.
-        tool_format: how calls are written; None takes the one whose calls the template writes, or JSON.
+        tool_format: how calls are written; None takes the one that reads the calls which the template writes, and where it shows neither
+            tools nor calls the first of those that are known.
         known: formats to choose from then.
     """
 
@@ -67,13 +70,28 @@ class ChatTemplate:
         self._shows_several_calls = "probed_tool" in self._probe([_PROBE, two])
         self._shows_tools = "probed_tool" in self._probe([_PROBE], tools=[_PROBE_TOOL])
         self._shows_results = "probed result" in self._probe([_PROBE, _PROBE_CALL, _PROBE_RESULT])
-        self.tool_format = tool_format or self._written(known)
+        self._format = tool_format or self._written(known)
+        if self._format is None and not (self._shows_calls or self._shows_tools):
+            self._format = known[0]
+        self._default = known[0]
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How calls are written, where tools are offered.
+
+        Raises:
+            ConfigError: nobody says, as the template shows tools or calls in a form that no known format reads.
+        """
+        if self._format is not None:
+            return self._format
+        raise ConfigError([self._unread()])
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
         """Return the ids of a conversation up to where the policy speaks.
 
         Raises:
             DataError: the template refuses the messages.
+            ConfigError: tools are offered, and nobody says how calls of them are written.
         """
         return self._tokenizer.encode(self._render(messages, tools, answer=True))
 
@@ -91,6 +109,7 @@ class ChatTemplate:
 
         Raises:
             DataError: the template refuses the messages, or does not show what an assistant says.
+            ConfigError: as `opening`.
         """
         mark = self._mark(new)
         stand_in: Message = {"role": "assistant", "content": mark}
@@ -141,8 +160,9 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None, *, answer: bool) -> str:
         shown = [self._shown(message) for message in messages]
-        if tools and not self._shows_tools:
-            told = self.tool_format.describe(tools)
+        written = self.tool_format if tools else None
+        if tools and written and not self._shows_tools:
+            told = written.describe(tools)
             if shown and shown[0]["role"] == "system":
                 told = f"{shown[0]['content']}\n\n{told}"
                 shown = shown[1:]
@@ -158,7 +178,7 @@ class ChatTemplate:
         shown = self._shows_several_calls if len(message.get("tool_calls", ())) > 1 else self._shows_calls
         if message.get("tool_calls") and not shown:
             calls = [_as_call(call) for call in message["tool_calls"]]
-            parts = [message["content"], self.tool_format.write(calls)]
+            parts = [message["content"], (self._format or self._default).write(calls)]
             return {"role": "assistant", "content": "\n".join(part for part in parts if part)}
         if message["role"] == "tool" and not self._shows_results:
             return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
@@ -172,19 +192,42 @@ class ChatTemplate:
         except Exception:  # templates are programs of their own: one may raise anything where it lacks a key
             return ""
 
-    def _written(self, known: Sequence[ToolFormat]) -> ToolFormat:
-        """Return the format that reads the call that the template writes."""
-        text = self._probe([_PROBE, _PROBE_CALL])
-        after = text.rpartition(_PROBE["content"])[2].removesuffix(self._probed_end())
+    def _written(self, known: Sequence[ToolFormat]) -> ToolFormat | None:
+        """Return the format that reads the call that the template writes; None where there is none."""
+        after = self._probed_call()
         for one in known:
             for begin in _begins(after):
-                calls = one.read(after[begin:]).calls
-                if any(
-                    isinstance(call, ToolCall) and call.name == "probed_tool" and call.arguments
-                    for call in calls
-                ):
-                    return one
-        return known[0]
+                for call in one.read(after[begin:]).calls:
+                    if isinstance(call, ToolCall) and (call.name, call.arguments) == ("probed_tool", _PROBED):
+                        return one
+        return None
+
+    def _probed_call(self) -> str:
+        """Return a turn with a call as the template writes it; nothing where it shows none."""
+        as_text = copy.deepcopy(
+            _PROBE_CALL
+        )  # some templates want arguments as text, or a turn that only calls without content
+        as_text["tool_calls"][0]["function"]["arguments"] = json.dumps(_PROBED)
+        for call in (_PROBE_CALL, as_text, {**_PROBE_CALL, "content": None}):
+            for tools in (None, [_PROBE_TOOL]):
+                after = self._probe([_PROBE, call], tools).rpartition(_PROBE["content"])[2]
+                if _PROBED["probed"] in after:
+                    return after.removesuffix(self._probed_end())
+        return ""
+
+    def _unread(self) -> Problem:
+        """Return what is wrong where no format reads what the template shows."""
+        call = self._probed_call()
+        written = (
+            f"writes calls as {call.strip()[:200]!r}" if call else "shows tools, and does not show calls"
+        )
+        where = getattr(self._tokenizer, "folder", None) or type(self._tokenizer).__name__
+        return Problem(
+            "agents.tool_format",
+            f"none, and the chat template of {where} {written}, which none of the known formats reads",
+            "how the model writes calls",
+            "name it (json, xml, qwen3_coder, llama), or write one for the group slime.tool_formats",
+        )
 
     def _probed_end(self) -> str:
         try:

@@ -17,10 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
-from slime_core.runtime.processes.tree import children_of, descendants
+from slime_core.runtime.processes.tree import children_of, descendants, marked
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ORPHAN_CHECK_MS = 1000
@@ -141,7 +140,7 @@ def kill_from_outside(guard: int | None, mark: str) -> None:
     own, until = os.getpid(), time.monotonic() + _OUTSIDE_S
     while time.monotonic() < until:
         below = descendants(guard) if guard is not None else set()
-        found = (below | _marked(mark)) - {own, guard}
+        found = (below | marked(mark)) - {own, guard}
         if not found:
             break
         for process in found:
@@ -150,16 +149,6 @@ def kill_from_outside(guard: int | None, mark: str) -> None:
     if guard is not None:  # the last, as the orphans are its children for as long as it lives
         with contextlib.suppress(ProcessLookupError):
             os.kill(guard, signal.SIGKILL)
-
-
-def _marked(mark: str) -> set[int]:
-    """Return the processes that have `NAME=value` in their environment."""
-    found = set()
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in environment.read_bytes().split(b"\0"):
-                found.add(int(environment.parent.name))
-    return found
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,8 +1,9 @@
-"""The processes below another, from /proc. Imports the standard library alone."""
+"""The processes below another, or with its mark, from /proc. Imports the standard library alone."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 
@@ -28,6 +29,21 @@ def descendants(parent: int) -> set[int]:
     """Return the living processes below one."""
     children = children_of(parent)
     return {child for child in children if not has_ended(child)}.union(*map(descendants, children))
+
+
+def marked(mark: str) -> set[int]:
+    """Return the living processes that were started with `NAME=value` in their environment, whoever their parents are by now.
+
+    One look at every process of the machine: about 1 ms for 100 of them. Those of other users, and those that were given another
+    environment, are not found.
+    """
+    wanted, found = mark.encode(), set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as environment:
+                if wanted in environment.read().split(b"\0"):
+                    found.add(int(name))
+    return found
 
 
 def has_ended(process: int) -> bool:
