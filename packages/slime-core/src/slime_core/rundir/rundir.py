@@ -234,6 +234,16 @@ class RunDir:
                     raise
         return rows
 
+    def metrics_of_steps(self) -> dict[int, dict[str, Any]]:
+        """Return the metrics of each step; raises as `read_metrics`.
+
+        A run that ends earlier than it was to has a second line of its last step, with the evaluation: both are one here.
+        """
+        merged: dict[int, dict[str, Any]] = {}
+        for row in self.read_metrics():
+            merged.setdefault(row["step"], {}).update(row)
+        return merged
+
     def rewind(self, step: int, *, logs_it: bool = False) -> None:
         """Delete what was written about steps after `step`, which run again.
 

@@ -60,6 +60,11 @@ def rewrite(run: Path, step: int, change) -> None:
     path.write_text("".join(json.dumps(sample.to_dict(), default=list) + "\n" for sample in samples))
 
 
+def swap_reward(samples) -> None:
+    """Give the sixth sample of a step the other reward of the two that there are."""
+    samples[5].reward = 1.0 - samples[5].reward
+
+
 def test_a_replay_tells_none_of_the_trackers_of_its_run(trained):
     was = load_settings([str(trained / "config.toml")], [], registry=Registry())
     adding = [name for name in type(was.run).model_fields if name.startswith("use_")]
@@ -79,12 +84,47 @@ def test_a_recorded_step_gives_the_recorded_metrics_bit_for_bit(trained, capsys,
 
 
 def test_a_replay_of_other_samples_names_the_metric_that_differs(copied, capsys):
-    def other(samples):
-        samples[5].reward = 1.0 - samples[5].reward
-
-    rewrite(copied, 3, other)
+    rewrite(copied, 3, swap_reward)
     assert slime(["replay", str(copied), "--step", "3"]) == 1
     assert "step 3: train/" in capsys.readouterr().out
+
+
+def test_a_replay_compares_a_step_that_has_a_second_row_with_its_evaluation(copied, capsys):
+    """As a run has that ended earlier than it was to: the second row has no metric of the trainer."""
+    RunDir(copied).append_metrics(3, {"eval/letters": 0.5})
+    assert slime(["replay", str(copied), "--step", "3"]) == 0
+    rewrite(copied, 3, swap_reward)
+    assert slime(["replay", str(copied), "--step", "3"]) == 1
+    assert "step 3: train/" in capsys.readouterr().out
+
+
+def test_a_step_without_metrics_of_the_trainer_is_not_replayed(copied, capsys):
+    rows = [row for row in RunDir(copied).read_metrics() if row["step"] != 3]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    RunDir(copied).append_metrics(3, {"eval/letters": 0.5})
+    assert slime(["replay", str(copied), "--step", "4"]) == 2
+    assert (
+        f"a step whose samples and metrics train/... are in {copied}: 3 has none" in capsys.readouterr().err
+    )
+
+
+def test_metrics_of_a_step_with_a_second_row_are_compared(trained, copied):
+    rows = RunDir(copied).read_metrics()
+    name = next(name for name in rows[2] if name.startswith("train/"))
+    rows[2][name] = -5.0
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    RunDir(copied).append_metrics(3, {"eval/letters": 0.5})
+    found = first_difference(RunDir(copied), RunDir(trained))
+    assert found is not None and found.startswith(f"step 3: the samples are the same, and {name} is -5.0")
+
+
+def test_a_replay_keeps_the_number_of_steps_that_rates_decay_over_and_ends_at_its_own(trained, tmp_path):
+    kept = tmp_path / "again"
+    assert slime(["replay", str(trained), "--step", "3", "--output", str(kept)]) == 0
+    assert load_settings([str(kept / "config.toml")], [], registry=Registry()).run.num_rollout == 4
+    assert [row["step"] for row in RunDir(kept).read_metrics()] == [3]
+    assert [path.name for path in sorted((kept / "checkpoints").iterdir())] == ["step_000003"]
+    assert RunDir(kept).read_summary()["status"] == "completed"
 
 
 def test_a_replay_can_be_kept_as_a_run(trained, tmp_path):
@@ -142,7 +182,7 @@ def test_a_replay_does_not_begin_where_another_run_is_now(trained, tmp_path, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--step", "9"], "a step whose samples and metrics are in"),
+        (["--step", "9"], "a step whose samples and metrics train/... are in"),
         (["--step", "0"], "wanted a step, 1 or more"),
         (["--step"], "expected one argument"),
     ],

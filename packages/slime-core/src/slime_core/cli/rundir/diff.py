@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 def first_difference(one: RunDir, other: RunDir) -> str | None:
     """Return where two runs first differ, in words; None where all steps that both have are the same."""
-    metrics = [{row["step"]: row for row in run.read_metrics()} for run in (one, other)]
+    metrics = [run.metrics_of_steps() for run in (one, other)]
     for step in common_steps(one, other):
         files = [run.rollout_file(step) for run in (one, other)]
         for rows in itertools.zip_longest(*(read_records(file, tell=_refuse) for file in files)):

@@ -6,8 +6,9 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.arguments import no_run
 from slime_core.config.derive import with_trackers
@@ -17,6 +18,9 @@ from slime_core.errors import CheckpointError, ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.checkpoint import checkpoints, to_start_from
 from slime_core.rundir.rundir import RunDir
+
+if TYPE_CHECKING:
+    from slime_core.run.run import Run
 
 #: What samples bring that records leave out: a run that trained by it cannot be replayed.
 _UNRECORDED = (
@@ -34,7 +38,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError([no_run("slime replay", arguments.run, lacks="config.toml")])
     registry = Registry.from_environment()
     was = load_settings([str(run.config)], [], registry=registry)
-    recorded = {row["step"]: row for row in run.read_metrics()}
+    recorded = run.metrics_of_steps()
     if arguments.output is not None and os.path.lexists(arguments.output):
         raise ConfigError(
             [Problem("slime replay --output", arguments.output, "a folder that is not there yet")]
@@ -43,9 +47,9 @@ def main(argv: list[str]) -> int:
     _check(run, was, first, arguments.step, recorded)
     with tempfile.TemporaryDirectory(prefix="slime-replay-") as place:
         settings = _settings(was, run, arguments, load, folder=Path(arguments.output or place))
-        trained = _train(settings, registry)
+        trained = _train(settings, registry, last=arguments.step)
         differs = list(differences(recorded, trained, range(first, arguments.step + 1)))
-        n = sum(name.startswith(_TRAINED) for name in trained[arguments.step])
+        n = sum(_is_trained(name) for name in trained[arguments.step])
     where = "from the start" if load is None else f"from {load}"
     print(
         f"trained {'step' if first == arguments.step else f'steps {first} to'} {arguments.step} of {run.path} again, {where}"
@@ -62,7 +66,7 @@ def differences(
 ) -> Iterator[str]:
     """Yield a line for each metric of the trainer that is another than it was, of the first step that has such."""
     for step in steps:
-        names = [name for name in recorded[step] if name.startswith(_TRAINED)]
+        names = [name for name in recorded[step] if _is_trained(name)]
         lines = [
             f"step {step}: {name} is {trained[step].get(name)!r}, and was {recorded[step][name]!r}"
             for name in names
@@ -71,6 +75,10 @@ def differences(
         if lines:
             yield from lines
             return
+
+
+def _is_trained(name: str) -> bool:
+    return name.startswith(_TRAINED)
 
 
 def _same(found: Any, wanted: Any) -> bool:
@@ -108,10 +116,10 @@ def _check(run: RunDir, was: Settings, first: int, last: int, recorded: Mapping[
         Problem(
             "slime replay --step",
             str(last),
-            f"a step whose samples and metrics are in {run.path}: {step} has none",
+            f"a step whose samples and metrics {_TRAINED}... are in {run.path}: {step} has none",
         )
         for step in range(min(first, last), last + 1)
-        if step not in recorded or not run.rollout_file(step).is_file()
+        if not any(map(_is_trained, recorded.get(step, ()))) or not run.rollout_file(step).is_file()
     ]
     for table, key, neutral in _UNRECORDED:
         value = getattr(was.sections.get(table), key, neutral)
@@ -125,7 +133,10 @@ def _check(run: RunDir, was: Settings, first: int, last: int, recorded: Mapping[
 def _settings(
     was: Settings, run: RunDir, arguments: argparse.Namespace, load: Path | None, *, folder: Path
 ) -> Settings:
-    """Return the settings of the run that trains again: its samples are read, nothing generates, and only the end is saved."""
+    """Return the settings of the run that trains again: its samples are read, nothing generates, and only the end is saved.
+
+    The number of steps stays, as learning rates decay over it; `_until` ends the run.
+    """
     samples = str(run.rollout_file(1)).replace("step_000001", "step_{step:06d}")
     changes = {
         ("rollout", "rollout_function_path"): "recorded",
@@ -137,7 +148,6 @@ def _settings(
         ("run", "output_dir"): str(folder if arguments.output is None else folder.parent),
         ("run", "loop"): "sync",
         ("run", "overwrite"): False,
-        ("run", "num_rollout"): arguments.step,
         ("checkpoint", "save_interval"): None,
         ("checkpoint", "save_last"): arguments.output is not None,
         ("checkpoint", "save_hf"): None,
@@ -152,13 +162,20 @@ def _settings(
     return with_trackers(was, "jsonl", origin="slime replay")
 
 
-def _train(settings: Settings, registry: Registry) -> dict[int, dict[str, Any]]:
-    """Train, and return the metrics of each step."""
+def _train(settings: Settings, registry: Registry, *, last: int) -> dict[int, dict[str, Any]]:
+    """Train up to the step `last`, and return the metrics of each step."""
     from slime_core.config.derive import run_folder
+
+    registry.resolve("slime.launchers", settings.run.launcher)(settings, registry, partial(_until, last=last))
+    return RunDir(run_folder(settings)).metrics_of_steps()
+
+
+async def _until(run: Run, *, last: int) -> dict[str, Any]:
+    """Drive an assembled run as if `last` were its last step; its trainer keeps the schedule of all that it was to have."""
     from slime_core.launch.local import drive
 
-    registry.resolve("slime.launchers", settings.run.launcher)(settings, registry, drive)
-    return {row["step"]: row for row in RunDir(run_folder(settings)).read_metrics()}
+    run.num_steps = last
+    return await drive(run)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
