@@ -9,7 +9,18 @@ NEEDED = ["--hf-checkpoint", "m", "--rollout-batch-size", "4", "--rollout-max-re
 #: Estimators whose rewards `group-norm` makes.
 GROUP_NORMED = "--advantage-estimator cispo or gdpo or grpo or gspo or multi_turn"
 OWN = """
+from slime_algos.decorators.estimator import estimator
+from slime_algos.decorators.objective import policy_objective
+
 def plain(view, advantages, *, width: float = 1.0):
+    raise NotImplementedError
+
+@policy_objective
+def decorated(view, log_ratio, advantages, *, width: float = 1.0):
+    raise NotImplementedError
+
+@estimator(reward_transform="group-norm")
+def credit(view, kl, *, gamma: float = 1.0):
     raise NotImplementedError
 
 def given_everything(args, batch, logits, sum_of_sample_mean):
@@ -95,5 +106,11 @@ def test_a_loss_of_somebodys_own_is_given_its_own_options_alone(unread, tmp_path
     chosen = ("--custom-loss-function-path", "unread_own_loss:plain")
     assert [told.partition(":")[0] for told in unread(*chosen, "--eps-clip", "0.3")] == ["algos.eps_clip"]
     assert unread(*chosen, "--normalize-advantages") == []
+    mine = ("--custom-loss-function-path", "unread_own_loss:decorated")
+    assert unread(*mine, "--entropy-coef", "0.01", "--use-kl-loss", "--kl-loss-coef", "0.1") == []
+    assert [told.partition(":")[0] for told in unread(*mine, "--eps-clip", "0.3")] == ["algos.eps_clip"]
+    credit = ("--custom-advantage-function-path", "unread_own_loss:credit")
+    assert unread(*credit, "--use-tis", "--normalize-advantages") == []
+    assert [told.partition(":")[0] for told in unread(*credit, "--gamma", "0.9")] == ["algos.gamma"]
     theirs = ("--custom-loss-function-path", "unread_own_loss:given_everything")
     assert unread(*theirs, "--eps-clip", "0.3") == []  # the reference system's, which is handed all arguments

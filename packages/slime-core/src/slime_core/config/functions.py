@@ -35,6 +35,9 @@ def resolve_function(
 ) -> Callable[..., Any]:
     """Return a plugin function with its options bound from its `*_args` table and its distribution's sections.
 
+    A decorator that adds options to functions of others says by their attribute `options_from` (option -> distribution) whose
+    sections hold these.
+
     Where a group takes a class in place of a function, what is returned is an object of the class, built from the options.
 
     One that itself chooses plugins by name takes an option `resolve`, which is this function for the same settings. One that was
@@ -59,7 +62,7 @@ def resolve_function(
         return adapter.build(run_args(settings))  # type: ignore[no-any-return]  # what a user's function returns is checked later
     function = registry.load(plugin, flag=flag)
     resolve: Resolve = functools.partial(resolve_function, settings, registry)
-    section = {"resolve": resolve} | settings.section_of(plugin.distribution)
+    section = {"resolve": resolve} | _section_values(settings, function, plugin.distribution)
     bound = bind(function, choose_options(function, where=where, explicit=explicit, section=section))
     call = registry.groups[plugin.group].call
     if call is None or not call.or_class or not inspect.isclass(function):
@@ -67,6 +70,15 @@ def resolve_function(
     with naming(registry, group, reference, where=where):
         built: Callable[..., Any] = bound()
     return built
+
+
+def _section_values(settings: Settings, function: Callable[..., Any], distribution: str) -> dict[str, Any]:
+    """Return the values of sections from which a function's options come, by option."""
+    lenders: Mapping[str, str] = getattr(function, "options_from", {})
+    lent = {name: settings.section_of(lender) for name, lender in lenders.items()}
+    return {name: values[name] for name, values in lent.items() if name in values} | settings.section_of(
+        distribution
+    )
 
 
 def resolve_plain(

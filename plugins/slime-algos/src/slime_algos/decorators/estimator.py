@@ -25,7 +25,7 @@ from slime_core.protocols.correction import Correction
 from torch import Tensor
 
 from slime_algos.decorators.filled import check_filled
-from slime_algos.decorators.options import joined_signature
+from slime_algos.decorators.options import joined_signature, options_of_section
 from slime_algos.terms.adaptive_kl import next_kl_coef
 from slime_algos.terms.correction import RatioLevel, importance_weights, kept, kept_fresh
 from slime_algos.terms.kl import KL_ESTIMATORS, KlType
@@ -79,6 +79,7 @@ def estimator(
 
         made = cast(Any, estimate)
         made.__signature__ = joined_signature(credit, _estimate, given="kl")
+        made.options_from = options_of_section(_estimate)
         made.reward_transform, made.loss, made.needs = reward_transform, loss, needs
         made.gives_importance = _gives_importance
         if reward_parts is not None:

@@ -29,7 +29,7 @@ from slime_core.protocols import LossFn, TokenView
 from torch import Tensor
 
 from slime_algos.decorators.filled import check_filled
-from slime_algos.decorators.options import joined_signature
+from slime_algos.decorators.options import joined_signature, options_of_section
 from slime_algos.terms.kl import KL_ESTIMATORS, LOW_VAR_LIMIT, KlType, k2
 from slime_algos.terms.masked import trained_only, where_trained
 from slime_algos.terms.ratio import importance_ratio, masked_log_ratio
@@ -75,6 +75,7 @@ def _made(objective: Objective, *, product: bool) -> LossFn:
 
     made = cast(Any, loss)
     made.__signature__ = joined_signature(objective, _loss, given="log_ratio")
+    made.options_from = options_of_section(_loss)
     made.needs = _needs
     made.weighs_importance = True
     return cast(LossFn, made)

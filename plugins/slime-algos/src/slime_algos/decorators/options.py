@@ -35,3 +35,12 @@ def joined_signature(
     positional = [p for p in outer.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     added = [p for p in outer.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     return inspect.Signature([*positional, *own, *added])
+
+
+def options_of_section(wrapper: Callable[..., Any]) -> dict[str, str]:
+    """Return the wrapper's options, each with the distribution whose section holds its value: the attribute `options_from`.
+
+    A function of somebody's own thus heeds `--entropy-coef` as those of slime-algos do (`slime_core.config.functions`).
+    """
+    parameters = inspect.signature(wrapper, follow_wrapped=False).parameters.values()
+    return {p.name: "slime-algos" for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
