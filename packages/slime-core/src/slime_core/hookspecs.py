@@ -43,7 +43,8 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 def slime_check_flags(settings: Settings, registry: Registry) -> Iterable[Problem]:  # type: ignore[empty-body]  # as above
     """Return which flags of your sections would do nothing with what is chosen (their `Settings.origin` begins with `--`), where that
     is not told by who is chosen at all (`Section.read_by`). May import what is chosen, if there is such a flag. Not asked beside
-    functions that were written for another system, which are handed all settings."""
+    functions that were written for another system, which are handed all settings, unless it is known what they can read
+    (`Adapter.reads`)."""
 
 
 @hookspec

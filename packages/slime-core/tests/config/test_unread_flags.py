@@ -23,6 +23,7 @@ rm_type = "exact"
 #: Three sections: one that every plugin of the distribution reads, one that only a tracker does, and one that hooks read.
 HOOKS = """
 from slime_core.config.base import SectionModel
+from slime_core.plugins.adapter import Adapter
 from slime_core.plugins.hooks import Section, hookimpl
 class Acme(SectionModel):
     size: int = 3
@@ -35,8 +36,14 @@ def slime_config_sections():
     return [
         Section("acme", Acme), Section("board", Board, read_by=["board"]), Section("always", Always, read_by=None)
     ]
+@hookimpl
+def slime_adapt_plugin(value):
+    if value in (keeps, hands_on):
+        return Adapter(reference="acme_h:exact", reads=frozenset({"acme_size"}) if value is keeps else None)
 def exact(sample): return 0.0
 def board(build): pass
+def keeps(args, sample): return args.acme_size
+def hands_on(args, sample): return args
 """
 POINTS = (
     "[slime]\nacme = acme_h\n[slime.engines]\nfast = acme_h:board\n[slime.trackers]\nboard = acme_h:board\n"
@@ -109,6 +116,12 @@ def test_recipes_may_hold_settings_for_others(unread):
     assert unread(more="[acme]\nsize = 4\n[board]\nteam = 'them'\n") == []
     (told,) = unread("--set", "acme.size=4")
     assert told.startswith("acme.size: found --set acme.size, which nothing")
+
+
+def test_a_function_of_another_system_may_read_all_settings_or_those_that_are_known(unread):
+    assert unread("--rm-type", "acme_h:hands_on", "--acme-size", "4", "--board-team", "them") == []
+    (told,) = unread("--rm-type", "acme_h:keeps", "--acme-size", "4", "--board-team", "them")
+    assert told.startswith("board.team: found --board-team, which nothing reads here")
 
 
 def test_what_may_be_made_of_a_plugin_may_read_its_section(unread):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.derive import num_ranks
+from slime_core.config.factories import trainer_factory
 from slime_core.config.functions import run_args
 from slime_core.config.parsing.schema import build_schema
 from slime_core.config.parsing.translation import Translation
@@ -88,9 +89,9 @@ def slime_translate(words: Sequence[str], registry: Registry) -> Translation | N
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
-    """Hold arguments that describe the model against its config.json."""
+    """Hold arguments that describe the model that is trained against its config.json."""
     given = build.section(CompatSection).model_args
-    if not given:
+    if not given or not trainer_factory(build.settings.train, build.registry).capabilities.learns:
         return
     from slime_compat.launch.folders import config_of
     from slime_compat.launch.model_args import contradictions

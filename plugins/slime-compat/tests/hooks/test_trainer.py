@@ -33,6 +33,23 @@ def test_every_hook_of_the_trainer_is_called_as_there(with_megatron):
     assert run.rows[-1]["train/mis_ratio"] == pytest.approx(1.0, abs=1e-3)
 
 
+def test_a_run_weighs_the_losses_of_custom_advantages(with_megatron):
+    flags = ["--custom-advantage-function-path", "own_advantages.of_rewards", "--normalize-advantages"]
+    row = with_megatron(*flags, "--use-tis", "--use-rs").rows[-1]
+    assert row["train/tis"] == pytest.approx(1.0, abs=1e-3)  # engine and trainer have the same weights
+    assert row["train/ois"] == pytest.approx(1.0, abs=1e-3)  # which is reported where a loss is weighed
+
+
+def test_a_critic_learns_the_returns_of_a_custom_advantage_function(with_megatron):
+    flags = ["--advantage-estimator", "ppo", "--custom-advantage-function-path"]
+    row = with_megatron(*flags, "own_advantages.less_values").rows[-1]
+    # A new critic says 0: advantages are rewards of 0 and 1, and the error's square is the reward.
+    assert row["train/mean/values"] == 0.0
+    assert row["train/mean/advantages"] == row["train/mean/returns"] == row["train/mean/rewards"]
+    assert row["train/critic/value_loss"] == pytest.approx(row["train/mean/rewards"], abs=1e-6)
+    assert row["train/mean/rewards"] > 0
+
+
 def test_a_custom_loss_takes_log_probs_in_the_place_of_logits(with_megatron):
     run = with_megatron("--custom-loss-function-path", "trainer_hooks.reinforce")
     row = run.rows[-1]

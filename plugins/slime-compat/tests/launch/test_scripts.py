@@ -208,6 +208,13 @@ def test_one_half_of_a_run_without_the_other(words, problems, registry, tmp_path
     assert problems(only) == []
 
 
+def test_where_nothing_is_trained_the_model_may_be_any_that_the_engine_serves(words, problems, tmp_path):
+    """Also where arguments of Megatron's describe another one, which is not built."""
+    config = {"model_type": "gpt_neox", "max_position_embeddings": 32768}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert problems(words("glm4-9B", "--debug-rollout-only", "--hf-checkpoint", str(tmp_path))) == []
+
+
 def test_an_older_run_and_a_hugging_face_folder_are_what_load_means(words, registry, models, tmp_path):
     (tmp_path / "run/checkpoints/step_000004").mkdir(parents=True)
     settings = read_stages(words("qwen3-4B", "--load", str(tmp_path / "run")), registry)[0].settings

@@ -167,6 +167,17 @@ def test_the_ppo_example_from_a_file_with_a_reference_and_a_reward_file(recipe_o
     ]  # fmt: skip
 
 
+def test_a_warm_up_of_ten_rollouts_is_forty_optimizer_steps(recipe_of, tmp_path):
+    """verl's schedulers step once a rollout, slime's once an optimizer step: 256 prompts in steps of 64 are 4 of them."""
+    (tmp_path / "ppo.yaml").write_text(PPO)
+    settings, _ = recipe_of(str(tmp_path / "ppo.yaml"), "critic.optim.lr_warmup_steps=5")
+    assert settings.train.num_steps_per_rollout == 4
+    assert settings.train.lr_warmup_iters == 10 * 4
+    assert settings.sections["roles"].critic_lr_warmup_iters == 5 * 4
+    settings, _ = recipe_of(str(tmp_path / "ppo.yaml"), f"{ACTOR}.optim.lr_warmup_steps=-1")
+    assert settings.train.lr_warmup_iters == 0
+
+
 def test_the_dapo_example(recipe_of):
     settings, _ = recipe_of(*DAPO)
     algos, rollout = settings.sections["algos"], settings.rollout

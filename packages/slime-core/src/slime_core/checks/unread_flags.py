@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import importlib_metadata
 
-from slime_core.checks.chosen_plugins import BY_ONE, chosen
+from slime_core.checks.chosen_plugins import BY_ONE, Choice, chosen
 from slime_core.config.derive import FULLY_ASYNC, ONE_STEP_OFF, SYNC
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, Problem
@@ -59,10 +59,44 @@ def _of_one_run(settings: Settings, registry: Registry) -> Iterator[Problem]:
         plugins = {
             registry.find(choice.group, choice.reference): choice for choice in chosen(settings, registry)
         }
-        if any(_sees_all(plugin) or registry.adapter(plugin, flag=c.flag) for plugin, c in plugins.items()):
-            return
+        elsewhere = _read_elsewhere(plugins, registry)
     except PluginError:  # which is told by itself, and may be what would read them
         return
+    if elsewhere is None:
+        return
+    for problem in _unread(settings, registry, plugins, typed):
+        table, _, field = problem.where.partition(".")
+        if field not in elsewhere and f"{table}_{field}" not in elsewhere:
+            yield problem
+
+
+def _read_elsewhere(plugins: Mapping[Plugin, Choice], registry: Registry) -> frozenset[str] | None:
+    """Return names of settings that functions of a user's own may read which are handed all of them; None where it may be any.
+
+    One that was written for another system is handed all; of some it is known what they can read (`Adapter.reads`).
+    """
+    read: frozenset[str] = frozenset()
+    for plugin, choice in plugins.items():
+        if _sees_all(plugin):
+            return None
+        if (adapter := registry.adapter(plugin, flag=choice.flag)) is not None:
+            if adapter.reads is None:
+                return None
+            read |= adapter.reads
+    return read
+
+
+def _unread(
+    settings: Settings, registry: Registry, plugins: Mapping[Plugin, Choice], typed: Sequence[tuple[str, str]]
+) -> Iterator[Problem]:
+    """Yield the flags that no plugin reads by its options.
+
+    Args:
+        settings: of a run.
+        registry: the installed plugins.
+        plugins: those that are chosen.
+        typed: (table, field) of what flags gave.
+    """
     yield from _of_core(settings, plugins)
     sections = {s.name: s for added in registry.hooks.slime_config_sections() for s in added}
     for table, field in typed:

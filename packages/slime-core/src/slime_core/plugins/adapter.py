@@ -21,6 +21,9 @@ class Adapter:
     where nothing but the signature is looked at."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Its keyword arguments: plain values."""
+    reads: frozenset[str] | None = None
+    """Names among which are all settings that the function reads, with their table before them (`algos_gamma`) or without; None where
+    it may read any."""
 
     def build(self, run_args: Mapping[str, Any] | None = None) -> Any:
         """Return the object.

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from slime_core.config.settings import Settings
 
 #: Functions by which a loss takes log-probs of its logits.
 _LOG_PROBS = ("get_log_probs_and_entropy", "policy_loss_function", "sft_loss_function")
+#: Functions that ask for an attribute by its name.
+_ASKING = ("getattr", "hasattr", "setattr")
+#: Functions that find `args` without its name.
+_LOOKING_AROUND = frozenset({"eval", "exec", "locals", "vars"})
 #: What samples have there, and not here.
 _OF_SAMPLES = frozenset({"Status", "append_response_tokens", "get_reward_value", "loss_masks"})
 
@@ -60,6 +65,37 @@ def is_foreign(function: Callable[..., Any], package: str) -> bool:
         return True
     used = {node.attr for node, _ in _nodes(function) if isinstance(node, ast.Attribute)}
     return bool(used & _OF_SAMPLES) or bool(unknown_attributes(function, frozenset(dir(Settings))))
+
+
+def settings_read(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the words of a function's file, among which are all settings that it may read; None where others might read `args`, too.
+
+    They cannot where the file reads attributes of `args` by their names, and hands it only to functions at its top, which call it so,
+    too. None is also of a function whose source is not there, which something decorates, or which is not at the top of its file.
+    """
+    tree = _module_tree(function)
+    if tree is None:
+        return None
+    nodes = list(ast.walk(tree))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    others = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    others |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    own = {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.decorator_list
+        and node.name not in others
+    }
+    if getattr(function, "__name__", None) not in own or "args" not in inspect.signature(function).parameters:
+        return None
+    staying = {id(one) for node in nodes for one in _staying(node, own)}
+    leaves = any(
+        _is_args(name) and isinstance(name.ctx, ast.Load) and id(name) not in staying for name in names
+    )
+    if leaves or any(name.id in _LOOKING_AROUND for name in names):
+        return None
+    return frozenset(re.findall(r"\w+", inspect.getsource(inspect.getmodule(function))))  # type: ignore[arg-type]  # it has one
 
 
 def asks_for(function: Callable[..., Any], flag: str) -> bool:
@@ -123,6 +159,29 @@ def calls(function: Callable[..., Any], name: str) -> bool:
         and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))
         for node in ast.walk(tree)
     )
+
+
+def _staying(node: ast.AST, own: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> Iterator[ast.AST]:
+    """Yield the uses of `args` in a node by which nothing outside of its file can read a setting.
+
+    Args:
+        node: of the file.
+        own: functions of the file, by name.
+    """
+    if isinstance(node, ast.Attribute) and not node.attr.startswith("_"):
+        yield node.value
+    if not isinstance(node, ast.Call):
+        return
+    if getattr(node.func, "attr", None) == "get_reward_value":  # of samples: it reads the reward's key
+        yield from node.args
+    called = getattr(node.func, "id", "")
+    if called in _ASKING and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+        yield node.args[0]
+    if called in own:
+        parameters = own[called].args
+        places = [one.arg for one in [*parameters.posonlyargs, *parameters.args]]
+        yield from (given for place, given in zip(places, node.args, strict=False) if place == "args")
+        yield from (each.value for each in node.keywords if each.arg == "args")
 
 
 def _module_tree(function: Callable[..., Any]) -> ast.Module | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from slime_core.plugins.adapter import Adapter
 
-from slime_compat.adapters.attributes import is_foreign
+from slime_compat.adapters.attributes import is_foreign, settings_read
+from slime_compat.views.running.namespace import sources_of
 
 #: Package with the reference system's import names, which slime-compat brings.
 THEIR_PACKAGE = "slime"
@@ -238,6 +239,10 @@ FORMS: dict[tuple[str, str | None], Form] = {
 }
 
 
+#: Groups whose functions find settings in `args` alone; those of training find columns, too, that other settings ask for.
+_OF_ARGS_ALONE = ("slime.filters", "slime.group_rewards", "slime.reward_transforms", "slime.rewards")
+
+
 def adapter_of(group: str, flag: str | None, reference: str, value: Any) -> Adapter | None:
     """Return the adapter of a function that was written for the reference system; None for one of ours.
 
@@ -250,7 +255,9 @@ def adapter_of(group: str, flag: str | None, reference: str, value: Any) -> Adap
     form = FORMS.get((group, flag)) or FORMS.get((group, None))
     if form is None or not is_theirs(form, value):
         return None
-    return Adapter(reference=_class_of(form, value), options={"path": reference})
+    words = settings_read(value) if group in _OF_ARGS_ALONE else None
+    reads = None if words is None else words | sources_of(words)
+    return Adapter(reference=_class_of(form, value), options={"path": reference}, reads=reads)
 
 
 def is_theirs(form: Form, value: Any) -> bool:

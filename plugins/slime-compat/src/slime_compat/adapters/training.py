@@ -14,6 +14,7 @@ from slime_core.protocols.correction import Correction
 
 from slime_compat.adapters.attributes import asks_for, calls, computes_with_logits
 from slime_compat.adapters.calling import Theirs
+from slime_compat.adapters.columns import columns_of, divergence_of, lengths_of, naming_columns, sequences_of
 from slime_compat.adapters.whole import whole_sequences
 from slime_compat.views.training.logits import Logits
 from slime_compat.views.training.policy import lacking_in_default_loss
@@ -22,16 +23,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Column of a view -> its name in their data.
-_COLUMNS = {
-    "old_log_probs": "log_probs",
-    "rollout_log_probs": "rollout_log_probs",
-    "ref_log_probs": "ref_log_probs",
-    "teacher_log_probs": "teacher_log_probs",
-    "values": "values",
-}
 #: Estimators whose rewards are compared within their group.
 _GROUPED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+#: Estimators whose names choose the objective of the policy loss there, too, whatever gives the advantages.
+_LOSSES = {"gspo": "gspo_loss", "cispo": "cispo_loss"}
+#: The estimator whose name says there that a critic is trained.
+_WITH_CRITIC = "ppo"
 _TOLERANCE = 1e-4
 #: Functions that take each tensor-parallel rank to have some columns of logits.
 _DEFAULT_LOSS = "policy_loss_function"
@@ -41,6 +38,10 @@ _OF_SHARDS = ("vocab_parallel_cross_entropy", "fused_vocab_parallel_cross_entrop
 class ReferenceAdvantages:
     """Calls `fn(args, rollout_data)`, which sets `advantages` and `returns`.
 
+    What all estimators of slime-algos do beside their own credit is done with these advantages, as there: distillation, then
+    whitening; importance weights and rejection go with them. The KL divergence is not taken off them: `rollout_data["kl"]` has it,
+    without its coefficient, `args.kl_coef`, and the function makes of it what it likes.
+
     Args:
         path: `module:attribute`.
         run_args: settings of the run.
@@ -48,24 +49,62 @@ class ReferenceAdvantages:
 
     def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
         self._theirs = Theirs("slime.advantages", path, run_args)
-        estimator = str((run_args or {}).get("advantage_estimator"))
+        given = run_args or {}
+        estimator = str(given.get("advantage_estimator"))
         self.reward_transform = "group-norm" if estimator in _GROUPED else "raw"
         """As of the estimator that it takes the place of."""
-        self._needs = _needed(run_args)
+        self.loss = _LOSSES.get(estimator, "policy_loss")
+        """As of that estimator, too."""
+        self.keywords: dict[str, Any] = {}
+        """Options that all estimators of slime-algos take, from its section."""
+        self._needs = _needed(run_args) | ({"values"} if estimator == _WITH_CRITIC else set())
+        self._estimate: Any = None
+        # The section is there where slime-algos is; without it nobody can set these options.
+        if "algos_use_tis" in given:
+            self._estimate = self._decorated()
+            options = {name: f"algos_{name}" for name in self._estimate.options_from}
+            self.keywords = {name: given[key] for name, key in options.items() if key in given}
+            if given.get("custom_tis_function_path") is not None:
+                self.keywords["use_tis"] = False  # that function takes its place
 
     def needs(self, options: Mapping[str, Any]) -> frozenset[str]:
-        """Return the columns that the function finds."""
-        return self._needs
+        """Return the columns that the function finds, and those that the options read."""
+        return self._needs if self._estimate is None else self._needs | self._estimate.needs(options)
 
-    def __call__(self, view: TokenView) -> tuple[Any, Any]:
-        """Return (advantages, returns), [T] each.
+    def gives_importance(self, options: Mapping[str, Any]) -> bool:
+        """Return whether there are importance weights."""
+        return self._estimate is not None and bool(self._estimate.gives_importance(options))
+
+    def __call__(self, view: TokenView, *, state: Mapping[str, float] | None = None) -> tuple[Any, ...]:
+        """Return (advantages, returns), [T] each, and what else an estimator returns.
 
         Raises:
-            PluginError: the function left one out, or of another shape.
+            PluginError: the function left one out, or of another shape, or asked for a column that is not there.
         """
-        data = _data(view)
-        self._theirs.on_whole(self._theirs.args, data)
-        lengths = data["response_lengths"]
+        if self._estimate is None:
+            return self._credited(view)
+        if state and self.keywords["kl_target"] is not None:
+            self._theirs.args.kl_coef = state["kl_coef"]
+        answer: tuple[Any, ...] = self._estimate(view, given=view, state=state, **self.keywords)
+        return answer
+
+    def _decorated(self) -> Any:
+        """Return an estimator as slime-algos makes one, whose credit is the function's."""
+        from slime_algos.decorators.estimator import estimator
+
+        def credit(view: TokenView, kl: Any, *, given: TokenView) -> tuple[Any, Any]:
+            return self._credited(given)  # whose columns are not 0 where the mask is, as there
+
+        credit.__name__ = self._theirs.who
+        return estimator(reward_transform=self.reward_transform)(credit)
+
+    def _credited(self, view: TokenView) -> tuple[Any, Any]:
+        """Return (advantages, returns) as the function gives them."""
+        args, lengths = self._theirs.args, lengths_of(view)
+        kl = divergence_of(view, kl_coef=args.kl_coef, kl_loss_type=args.kl_loss_type)
+        data = columns_of(view) | {"kl": kl}
+        with naming_columns(self._theirs.who, data):
+            self._theirs.on_whole(args, data)
         advantages = _joined(self._theirs, data, "advantages", lengths, view.loss_mask)
         if "returns" not in data:
             return advantages, advantages
@@ -120,13 +159,14 @@ class ReferenceLoss:
         Raises:
             PluginError: the function returned something else.
         """
-        lengths = _lengths(view)
-        batch = _data(view) | {"advantages": list(advantages.split(lengths))}
+        lengths = lengths_of(view)
+        batch = columns_of(view) | {"advantages": list(advantages.split(lengths))}
         logits: Any = Logits(view.log_probs, view.entropy, lengths)
         if self._wants_logits:
-            logits, sequences = _sequences(view)
+            logits, sequences = sequences_of(view)
             batch |= sequences
-        answer = self._theirs.on_whole(self._theirs.args, batch, logits, view.reduce)
+        with naming_columns(self._theirs.who, batch):
+            answer = self._theirs.on_whole(self._theirs.args, batch, logits, view.reduce)
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
             raise self._theirs.refuse(answer)
         loss, metrics = answer
@@ -156,7 +196,7 @@ class ReferenceCorrection:
         """
         import torch
 
-        lengths = _lengths(view)
+        lengths = lengths_of(view)
         ones = torch.ones_like(view.loss_mask)
         weights, masks, metrics = self._called(view, ones, lengths)
         if not self._is_checked:
@@ -238,53 +278,6 @@ def _needed(run_args: Mapping[str, Any] | None) -> frozenset[str]:
     ref = {"ref_log_probs"} if given.get("use_kl_loss") or given.get("kl_coef") else set()
     teacher = {"teacher_log_probs"} if given.get("use_opd") else set()
     return frozenset({"old_log_probs", "rollout_log_probs", "total_lengths"} | ref | teacher)
-
-
-def _lengths(view: TokenView) -> list[int]:
-    """Return the tokens of each sample in a view; samples of which it has none are left out."""
-    import torch
-
-    counts = torch.unique_consecutive(view.sample_of_token, return_counts=True)[1]
-    return [int(one) for one in counts.tolist()]
-
-
-def _data(view: TokenView) -> dict[str, Any]:
-    """Return the samples of a view as they are there: a list for each column, an entry a sample."""
-    import torch
-
-    lengths = _lengths(view)
-    samples = torch.unique_consecutive(view.sample_of_token)
-    data: dict[str, Any] = {
-        "response_lengths": lengths,
-        "loss_masks": list(view.loss_mask.split(lengths)),
-        "rewards": view.rewards[samples].tolist(),
-        "unconcat_tokens": None,
-    }
-    for ours, theirs in _COLUMNS.items():
-        column = getattr(view, ours)
-        if column is not None:
-            data[theirs] = list(column.split(lengths))
-    if view.total_lengths is not None:
-        data["total_lengths"] = view.total_lengths[samples].tolist()
-    if view.group_ids is not None:
-        data["group_indices"] = view.group_ids[samples].tolist()
-    if view.train_metadata is not None:
-        data["metadata"] = [view.train_metadata[place] for place in samples.tolist()]
-    return data
-
-
-def _sequences(view: TokenView) -> tuple[Any, dict[str, Any]]:
-    """Return the logits [1, S, vocabulary] of the samples that `_data` returns, and the ids of these samples."""
-    import torch
-
-    totals = view.total_lengths.tolist()
-    samples = torch.unique_consecutive(view.sample_of_token).tolist()
-    logits, ids = view.sequence_logits, list(view.sequence_tokens.split(totals))
-    if len(samples) < len(totals):
-        parts = logits.split(totals)
-        logits = torch.cat([parts[i] for i in samples])
-    ids = [ids[i] for i in samples]
-    return logits[None], {"unconcat_tokens": ids, "tokens": torch.cat(ids)[None]}
 
 
 def _joined(theirs: Theirs, data: Mapping[str, Any], name: str, lengths: Sequence[int], like: Any) -> Any:

@@ -110,7 +110,7 @@ Rewards and data come along as they are; settings have other names. Made by `scr
 ## verl
 
 ```
-pip install --find-links dist slime-compat==0.1.0   # wheels of `uv build --all-packages`, see README.md
+pip install --find-links dist slime-compat==0.1.0 slime-core==0.1.0   # wheels of `uv build --all-packages`, see README.md
 slime import-verl ppo_trainer.yaml algorithm.adv_estimator=grpo data.train_files=train.parquet --output grpo.toml
 slime check grpo.toml
 slime train grpo.toml
@@ -143,8 +143,8 @@ Together, and as one would write them by hand: `data.train_files` and `data.val_
 `loss_type` is `loss_reducer`: `grpo` `sample-mean`, `dapo` and `bnpo` `token-mean`, `dr_grpo` `constant`. `scale_rewards` off is
 `disable_grpo_std_normalization`. `importance_sampling_level` `sequence` is the estimator `gspo`. `beta` above 0 wants `use_kl_loss`, too.
 `generation_batch_size` counts samples, `rollout_batch_size` prompts. `steps_per_generation` counts micro-batches: `num_steps_per_rollout` is
-`steps_per_generation / gradient_accumulation_steps`, 1 where TRL's default holds. `max_steps`, `save_steps` and `eval_steps` count optimizer
-steps, the settings here rollouts: divide by `num_steps_per_rollout`. `num_iterations` must be 1: samples of a step are trained on once.
+`steps_per_generation / gradient_accumulation_steps`, 1 where TRL's default holds. `max_steps`, `save_steps`, `eval_steps` and `ref_model_sync_steps`
+count optimizer steps, the settings here rollouts: divide by `num_steps_per_rollout`. `num_iterations` must be 1: samples of a step are trained on once.
 
 ## OpenRLHF
 

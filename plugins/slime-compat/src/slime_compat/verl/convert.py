@@ -181,6 +181,10 @@ def _batches(recipe: Imported, given: Mapping[str, Any]) -> None:
         recipe.problems.append(Problem(name, str(mini), wanted))
         return
     recipe.put("train.num_steps_per_rollout", prompts // mini)
+    for key in KEYS.values():
+        section, _, setting = key.to.partition(".")
+        if key.times_steps and setting in recipe.table(section):
+            recipe.put(key.to, recipe.table(section)[setting] * (prompts // mini))
 
 
 def _optimizer(recipe: Imported, given: Mapping[str, Any]) -> None:

@@ -22,6 +22,8 @@ class Key:
     read: Read
     note: str = ""
     """For the page: what is otherwise."""
+    times_steps: bool = False
+    """Whether verl counts rollouts where the setting counts optimizer steps: it is multiplied by those of a rollout."""
 
 
 def _same(value: Any) -> Any:
@@ -96,6 +98,8 @@ def _only(wanted: Any, why: str) -> Read:
     return read
 
 
+#: Note of what is counted in rollouts there: verl's schedulers step once for each of them.
+_TIMES_STEPS = "verl counts rollouts, slime optimizer steps: times data.train_batch_size / ppo_mini_batch_size of the actor"
 _A, _R, _C = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic"
 _ESTIMATORS = {
     "gae": "ppo", "grpo": "grpo", "grpo_vectorized": "grpo", "grpo_passk": "grpo_passk", "rloo": "rloo", "rloo_vectorized": "rloo",
@@ -153,7 +157,7 @@ KEYS: Mapping[str, Key] = {
     ),
     f"{_A}.optim.lr": Key("train.lr", number),
     f"{_A}.optim.weight_decay": Key("train.weight_decay", number),
-    f"{_A}.optim.lr_warmup_steps": Key("train.lr_warmup_iters", _positive),
+    f"{_A}.optim.lr_warmup_steps": Key("train.lr_warmup_iters", _positive, _TIMES_STEPS, times_steps=True),
     f"{_A}.optim.warmup_style": Key(
         "train.lr_decay_style", _named({"constant": "constant", "cosine": "cosine", None: None})
     ),
@@ -186,7 +190,9 @@ KEYS: Mapping[str, Key] = {
     f"{_R}.val_kwargs.top_p": Key("eval.eval_top_p", number),
     f"{_R}.val_kwargs.top_k": Key("eval.eval_top_k", _top_k),
     f"{_C}.optim.lr": Key("roles.critic_lr", number),
-    f"{_C}.optim.lr_warmup_steps": Key("roles.critic_lr_warmup_iters", _positive),
+    f"{_C}.optim.lr_warmup_steps": Key(
+        "roles.critic_lr_warmup_iters", _positive, _TIMES_STEPS, times_steps=True
+    ),
     f"{_C}.model.path": Key("roles.critic_load", _same),
     f"{_C}.cliprange_value": Key("algos.value_clip", number),
     "algorithm.adv_estimator": Key("algorithm.advantage_estimator", _named(_ESTIMATORS)),

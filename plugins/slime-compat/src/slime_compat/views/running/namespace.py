@@ -73,6 +73,25 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
+#: Name that follows from settings of other names -> those.
+_SOURCES: Mapping[str, tuple[str, ...]] = {
+    "use_critic": ("advantage_estimator",),
+    "rollout_global_dataset": ("disable_rollout_global_dataset",),
+    "grpo_std_normalization": ("disable_grpo_std_normalization",),
+    "rewards_normalization": ("disable_rewards_normalization",),
+    "global_batch_size": ("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout"),
+    "over_sampling_batch_size": ("rollout_batch_size",),
+    "eval_reward_key": ("reward_key",),
+    "eval_max_response_len": ("rollout_max_response_len",),
+    "sglang_server_concurrency": ("rollout_concurrency",),
+    "rollout_num_gpus": (
+        "colocate",
+        "actor_num_nodes",
+        "actor_num_gpus_per_node",
+        "rollout_num_gpus_per_engine",
+    ),
+    "save": ("output_dir", "run_name"),
+}
 #: Attribute that holds what stands behind.
 _BEHIND = "_settings_of_ours"
 
@@ -111,6 +130,14 @@ class Args(argparse.Namespace):
 def known_names(values: Mapping[str, Any]) -> Iterable[str]:
     """Return the names that `args` has in a run with these settings."""
     return {*DEFAULTS, *values, *_derived(values), *_custom(values), *ENGINE_NAMES}
+
+
+def sources_of(names: Iterable[str]) -> frozenset[str]:
+    """Return the settings from which those of some names may follow that are none themselves; see `_derived`.
+
+    The table of Megatron's own flags is always one: each of them is a name, whatever it is.
+    """
+    return frozenset({"megatron_args", *(source for name in names for source in _SOURCES.get(name, ()))})
 
 
 def _custom(values: Mapping[str, Any]) -> dict[str, Any]:
