@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.errors import PluginError
@@ -106,6 +107,43 @@ def test_sglang_is_refused_where_it_holds_weights_under_names_that_no_update_has
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(model_type)))
     (problem,) = problems(tmp_path, None, "--launcher", "elsewhere", "--rollout-engine", "sglang")
     assert problem.endswith("no update could be proven")
+
+
+#: An engine that may have GPUs, and whatever is said of the trainer.
+SERVED = "--launcher", "elsewhere", "--rollout-engine", "sglang"
+UNTRAINED = "--train-backend", "none"
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "minimax_m2", "qwen3_5", "qwen3_5_moe_text"])
+def test_where_nothing_is_trained_sglang_may_serve_what_no_update_could_be_proven_of(tmp_path, model_type):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(model_type)))
+    assert len(problems(tmp_path, None, *SERVED)) == 1
+    assert problems(tmp_path, None, *SERVED, *UNTRAINED) == []
+
+
+def test_an_engine_that_does_not_serve_a_family_is_refused_also_where_nothing_is_trained(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("glm")))
+    (problem,) = problems(tmp_path, None, *SERVED, *UNTRAINED)
+    assert "a glm model; wanted an engine that serves it; SGLang 0.5.23 has no class of its own" in problem
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quant_method: found 'awq'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type: found 'dynamic'"),
+    ],
+)
+def test_where_nothing_is_trained_an_engine_that_reads_the_folder_by_itself_judges_its_weights(
+    tmp_path, more, why
+):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("llama") | more))
+    save_file({"model.norm.weight": torch.zeros(20)}, tmp_path / "model.safetensors")
+    (problem,) = problems(tmp_path, None, *SERVED)
+    assert why in problem
+    assert problems(tmp_path, None, *SERVED, *UNTRAINED) == []
+    (problem,) = problems(tmp_path, None, "--rollout-engine", "torch", *UNTRAINED)
+    assert why in problem
 
 
 class Families(Registry):

@@ -193,9 +193,10 @@ def test_a_request_may_fill_the_whole_context(tiny):
 
 
 def test_an_unsupported_rope_scaling_is_refused(tiny, tokenizer, tmp_path):
-    config = tiny("llama").module.config.to_dict() | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    config = tiny("llama").module.config.to_dict() | {"rope_parameters": scaling}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match="yarn"):
+    with pytest.raises(DataError, match="dynamic"):
         TorchEngine(tmp_path, LLAMA, tokenizer, dtype=torch.float32, section=TorchSection())
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.derive import is_local
+from slime_core.config.factories import trainer_factory
 from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
+from slime_core.plugins.own_name import means
 
 from slime_models.family.chosen import family_of_config
 from slime_models.hf.config import has_weights, read_config
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
 
     from slime_models.family.family import ModelFamily
+
+#: The engine that reads a folder by our families, whether or not it is trained.
+_BY_FAMILY = "slime-torch/torch"
 
 
 @hookimpl
@@ -30,11 +35,25 @@ def slime_environment() -> Mapping[str, str]:
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> list[Problem]:
-    """Return that the engine does not serve the model's family, and where weights are not those that config.json describes."""
-    return [*_engine_problems(build), *_weight_problems(build)]
+    """Return that the engine does not serve the model's family, and where weights are not those that config.json describes.
+
+    Where nothing is trained no weights are sent, and an engine that reads folders by itself judges them by itself.
+    """
+    learns = _learns(build)
+    found = list(_engine_problems(build, learns=learns))
+    if learns or means(build.settings.rollout.rollout_engine, _BY_FAMILY):
+        found += _weight_problems(build)
+    return found
 
 
-def _engine_problems(build: BuildContext) -> Iterator[Problem]:
+def _learns(build: BuildContext) -> bool:
+    try:
+        return trainer_factory(build.settings.train, build.registry).capabilities.learns
+    except PluginError:  # which core says
+        return True
+
+
+def _engine_problems(build: BuildContext, *, learns: bool) -> Iterator[Problem]:
     engine = build.settings.rollout.rollout_engine
     try:
         family = _family(build, read_config(build.model_path))
@@ -42,6 +61,8 @@ def _engine_problems(build: BuildContext) -> Iterator[Problem]:
         return  # no family of ours: whoever needs one says so
     name = engine.rpartition("/")[2]
     why = family.not_served.get(name)
+    if why is None and learns:
+        why = family.not_updated.get(name)
     if why is None and name in family.not_served_on_cpu and _is_on_cpu(build):
         why = family.not_served_on_cpu[name]
     if why is not None:

@@ -14,6 +14,9 @@ from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.family.family import ModelFamily
+
+from ..conftest import tiny_config
 
 LLAMA_3_2_1B = {
     "model_type": "llama",
@@ -120,8 +123,8 @@ def test_qwen3_has_head_norms_and_wide_heads() -> None:
         ({"rms_norm_eps": 0}, "rms_norm_eps: found 0"),
         ({"model_type": "llama"}, "model_type: found 'llama'; wanted 'qwen3'"),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "rope_scaling: rope_type: found 'yarn'; wanted 'default'",
+            {"rope_scaling": {"type": "linear", "factor": 4.0}},
+            "rope_scaling: rope_type: found 'linear'; wanted 'default' or 'yarn'",
         ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: found 0.5"),
     ],
@@ -131,6 +134,15 @@ def test_what_is_not_supported_is_refused_by_the_name_of_its_field(
 ) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         QWEN3.architecture({"model_type": "qwen3", **QWEN, **changes})
+
+
+def test_every_family_here_refuses_a_model_type_that_is_not_its_own(family: ModelFamily) -> None:
+    """So `--model-name` is for families of other packages."""
+    config = tiny_config(family.model_type)
+    assert family.architecture(config).model_type == family.model_type
+    other = "qwen3" if family.model_type != "qwen3" else "qwen2"
+    with pytest.raises(DataError, match=f"model_type: found '{other}'; wanted '{family.model_type}'"):
+        family.architecture(config | {"model_type": other})
 
 
 QWEN_MOE = {"model_type": "qwen3_moe", **QWEN, "num_experts_per_tok": 8, "moe_intermediate_size": 768}

@@ -73,6 +73,7 @@ def test_a_published_file_is_read():
         ({"attn_output_gate": False}, "attn_output_gate: found False; wanted True"),
         ({"attention_bias": True}, "attention_bias: found True; wanted False"),
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype: found 'bfloat16'; wanted 'float32'"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type: found 'sigmoid'; wanted 'swish' or 'silu'"),
         (
             {"rope_parameters": {"rope_type": "yarn"}, "partial_rotary_factor": None},
             "rope_type: found 'yarn'",
@@ -84,6 +85,12 @@ def test_what_is_not_implemented_is_refused_by_its_field(changes, message):
     for family in (QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT):
         with pytest.raises(DataError, match=f"config.json: .*{message}|config.json.*{message}"):
             family.architecture(tiny_config(family.model_type) | changes)
+
+
+@pytest.mark.parametrize("gate", ["swish", "silu", None])
+def test_gates_of_a_delta_net_are_those_of_files_that_do_not_say(gate):
+    config = tiny_config("qwen3_5_text")
+    assert QWEN3_5_TEXT.architecture(config | {"output_gate_type": gate}) == QWEN3_5_TEXT.architecture(config)
 
 
 def test_the_text_model_inside_of_a_folder_is_read_and_named():

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from slime_core.errors import CheckpointError, DataError
-from slime_models.family.architecture import YarnScaling
 from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.rotary import inverse_frequencies
 from slime_models.family.sharding import split
+from slime_models.family.yarn import YarnScaling
 
 from ..conftest import tiny_config
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from slime_core.errors import DataError
-from slime_models.family.architecture import YarnScaling
 from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
@@ -17,6 +16,7 @@ from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DS
 from slime_models.family.families.latent_attention.rules import LatentArchitecture
 from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 from slime_models.family.rotary import half_tables
+from slime_models.family.yarn import YarnScaling
 
 #: Of deepseek-ai/DeepSeek-V3.
 V3: dict[str, Any] = {

@@ -122,14 +122,20 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     yield from stage_problems(build)
     yield from image_problems(build)
     fleet, folder = build.section(FleetSection), build.section(SglangSection).model_path
+    is_updated = trainer_factory(build.settings.train, build.registry).capabilities.learns
     if folder is not None:
         from slime_sglang.checks.served_folder import served_problems
 
-        yield from served_problems(build, folder)
-    elif trainer_factory(build.settings.train, build.registry).capabilities.learns:
+        yield from served_problems(build, folder, is_updated=is_updated)
+    elif is_updated:
         from slime_sglang.checks.served_folder import updated_folder_problems
 
         yield from updated_folder_problems(build)
+    if is_updated:
+        from slime_sglang.checks.rotary import rotary_problems
+
+        where = "model.hf_checkpoint" if folder is None else "sglang.model_path"
+        yield from rotary_problems(build, folder or build.model_path, where=where)
     if fleet.has_router and ROUTED_EXPERTS in build.engine_needs:
         yield Problem(
             router_setting(fleet),

@@ -110,6 +110,25 @@ def test_servers_that_a_launcher_starts_elsewhere_compute_on_gpus_unless_the_cpu
     assert any("on a GPU; wanted float8 by blocks" in one for one in found) == on_cuda
 
 
+def test_where_nothing_is_trained_a_folder_is_not_refused_for_what_updates_would_need(folders, problems):
+    plain, few = folders("qwen3", "fp8-channel")
+    on_gpus = "--launcher", "ray", "--train-backend", "none"
+    assert problems(plain, few, *on_gpus) == []
+    config = read_config(few)
+    config[FIELD] = {"quant_method": "awq", "bits": 4}
+    (few / "config.json").write_text(json.dumps(config))
+    assert "quant_method: found 'awq'" in problems(plain, few, *on_gpus[:2])[0]
+    assert problems(plain, few, *on_gpus) == []
+    for other in ({"model_type": "gpt_neox"}, {"hidden_act": "gelu"}):
+        (plain / "config.json").write_text(json.dumps(config | other))
+        assert problems(plain, few, *on_gpus) == []
+
+
+def test_what_sglang_would_compute_wrong_is_refused_also_where_nothing_is_trained(folders, problems):
+    (problem,) = problems(*folders("llama", "fp8-block"), "--train-backend", "none")
+    assert "found float8 by blocks of a llama; wanted another format" in problem
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [

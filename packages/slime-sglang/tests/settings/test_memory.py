@@ -114,6 +114,14 @@ def test_of_weights_and_caches_of_other_sizes_nothing_is_predicted(question, fla
     assert not engine_memory(question(f"--sglang-{flag}"))
 
 
+@pytest.mark.parametrize(
+    "more", [{"model_type": "gpt_neox"}, {"rope_scaling": {"rope_type": "dynamic"}}, {"hidden_act": "gelu"}]
+)
+def test_of_a_model_that_no_family_reads_nothing_is_predicted(question, more):
+    """SGLang may serve it all the same, where nothing is trained."""
+    assert not engine_memory(question("--train-backend", "none", config={**TINY_QWEN3, **more}))
+
+
 def test_weights_on_disk_count_where_they_are_fewer_bytes(question, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
     (found,) = engine_memory(question())

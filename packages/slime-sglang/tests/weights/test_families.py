@@ -26,8 +26,18 @@ SIZE = {
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "dtype": "float32",
 }  # fmt: skip
-#: Gate and up as one matrix in folders (glm4), biases (qwen2), norms of queries and keys (qwen3), a folder with code (mimo).
-FAMILIES = {"glm4": {"head_dim": 32}, "qwen2": {}, "qwen3": {"head_dim": 32}, "mimo": {}}
+#: A context of 8 tokens, stretched; transformers and the trainer read `attention_factor`, SGLang the other one, 1 / (0.1 ln 4 + 1).
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 8, "attention_factor": 1.0,
+    "attn_factor": 0.8782488562869419,
+}  # fmt: skip
+#: Gate and up as one matrix in folders (glm4), biases (qwen2), norms of queries and keys and YaRN (qwen3), a folder with code (mimo).
+FAMILIES = {
+    "glm4": {"head_dim": 32},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32, "rope_parameters": YARN},
+    "mimo": {},
+}
 #: Families that transformers has no class for: the one whose decoder is theirs, and the code that comes with their folders.
 DECODERS = {"mimo": "qwen2"}
 MIMO_CODE = """

@@ -107,5 +107,5 @@ GEMMA3 = ModelFamily(
     architecture=read_architecture,
     layers="slime_example_family.layers:LAYERS",
     decoder="slime_example_family.decoder:DECODER",
-    not_served={"sglang": "nobody has tried it with weights that a trainer sends"},
+    not_updated={"sglang": "nobody has tried it with weights that a trainer sends"},
 )

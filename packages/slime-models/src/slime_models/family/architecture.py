@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from slime_core.errors import DataError
+
+from slime_models.family.yarn import YARN_KEYS, YarnScaling, yarn_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,45 +27,6 @@ class RopeScaling:
     """Wavelengths under `original_max_position_embeddings / high_freq_factor` are left alone."""
     original_max_position_embeddings: int
     """Tokens of context before the stretch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class YarnScaling:
-    """How rotary frequencies are stretched by `yarn`. Source: arXiv 2309.00071, section 3."""
-
-    factor: float
-    """Divides the low frequencies."""
-    beta_fast: float
-    """Turns within the original context from which frequencies are left alone."""
-    beta_slow: float
-    """Turns within the original context below which frequencies are divided in full."""
-    truncate: bool
-    """Whether the dimensions between which it goes over are whole numbers."""
-    attention_factor: float
-    """Multiplies cosine and sine."""
-    original_max_position_embeddings: int
-    """Tokens of context before the stretch."""
-
-
-#: Keys of a table of rotary parameters of the kind `yarn`.
-_YARN = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        "factor",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-    }
-    | {"mscale", "mscale_all_dim", "attention_factor", "original_max_position_embeddings"}
-)
-
-
-def yarn_entropy(factor: float, weight: float) -> float:
-    """Return by how much attention scores grow for a context that is stretched by a factor. Source: arXiv 2309.00071, equation 22."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,28 +326,39 @@ class ConfigReader:
     def yarn(self, max_positions: int) -> YarnScaling:
         """Return what a table of rotary parameters says of `yarn`; what it leaves out follows from the rest.
 
-        Source: transformers `modeling_rope_utils.py`, `_compute_yarn_parameters`.
+        Source: transformers `modeling_rope_utils.py`, `_compute_yarn_parameters`, but for `attn_factor`; see `implied_attention_factor`.
 
         Args:
             max_positions: most tokens of a sequence, of which `factor` is a multiple where the table does not say it.
         """
-        unknown = sorted(self._config.keys() - _YARN)
+        unknown = sorted(self._config.keys() - YARN_KEYS)
         if unknown:
             raise self.error(unknown[0], self.get(unknown[0]), "nothing: it is not implemented for yarn")
         context = self.integer("original_max_position_embeddings")
         factor = self.number("factor", max_positions / context)
-        one, all_dims = (self.get(field) and self.number(field) for field in ("mscale", "mscale_all_dim"))
-        usual = yarn_entropy(factor, 1.0)
-        if one and all_dims:
-            usual = yarn_entropy(factor, one) / yarn_entropy(factor, all_dims)
         return YarnScaling(
             factor=factor,
             beta_fast=self.number("beta_fast", 32.0),
             beta_slow=self.number("beta_slow", 1.0),
             truncate=self.flag("truncate", default=True),
-            attention_factor=self.number("attention_factor", usual),
+            attention_factor=self.number("attention_factor", self.implied_attention_factor(factor)),
             original_max_position_embeddings=context,
         )
+
+    def implied_attention_factor(self, factor: float) -> float:
+        """Return what multiplies cosine and sine where a table of `yarn` has no `attention_factor`, which SGLang and vLLM do not read.
+
+        Source: `YaRNScalingRotaryEmbedding` of SGLang 0.5.23. transformers passes over `attn_factor`: DeepSeek-R1-0528-Qwen3-8B has it,
+        and as much of it as makes the product 1.
+
+        Args:
+            factor: by which the context is stretched.
+        """
+        one, all_dims = (self.get(field) and self.number(field) for field in ("mscale", "mscale_all_dim"))
+        usual = yarn_entropy(factor, 1.0)
+        if one and all_dims:
+            usual = yarn_entropy(factor, one) / yarn_entropy(factor, all_dims)
+        return usual * self.number("attn_factor", 1.0)
 
     def rope_table(self) -> ConfigReader | None:
         """Return the reader of the table of rotary parameters; None where the file has none."""

@@ -22,7 +22,8 @@ def family_of_config(
         registry: of what is installed.
         config: the parsed config.json.
         folder: where it is.
-        named: `model_name`, which overrules the file's `model_type`.
+        named: `model_name`, by which the family is found in the place of the file's `model_type`. Whether it reads that file its
+            `architecture` says: families of this package refuse every `model_type` but their own.
 
     Raises:
         PluginError: no installed family has that model_type; names the nearest, and says how to add one.

@@ -74,6 +74,8 @@ class ModelFamily:
     """Engine, by its entry point's name -> why it does not serve models of this family."""
     not_served_on_cpu: Mapping[str, str] = field(default_factory=dict)
     """The same of an engine that is refused where it would compute on a CPU alone."""
+    not_updated: Mapping[str, str] = field(default_factory=dict)
+    """The same of an engine that may serve them as their folder is, and is refused where a trainer would send it weights."""
     not_parallel: Mapping[str, str] = field(default_factory=dict)
     """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`, `expert_tensor`) -> why models of this family do not have it."""
 

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from slime_models.family.architecture import Architecture, RopeScaling, YarnScaling
+from slime_models.family.architecture import Architecture, RopeScaling
+from slime_models.family.yarn import YarnScaling
 
 
 def inverse_frequencies(architecture: Architecture) -> Tensor:

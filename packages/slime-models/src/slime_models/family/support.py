@@ -81,7 +81,7 @@ def _support(family: ModelFamily, feature: str, known: frozenset[str] | None) ->
         return Support("none")
     if feature == "mtp" and family.mtp_prefix is None:
         return Support("none")
-    missing = {**family.not_parallel, **family.not_served_on_cpu, **family.not_served}
+    missing = {**family.not_parallel, **family.not_served_on_cpu, **family.not_updated, **family.not_served}
     if feature in (*_ENGINES, *_PARALLEL) and feature in missing:
         return Support("no", missing[feature])
     if known is None:

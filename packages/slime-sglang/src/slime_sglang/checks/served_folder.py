@@ -26,17 +26,31 @@ _WHERE = "sglang.model_path"
 _STACKED_PARTS = frozenset(part for parts in STACKED.values() for part in parts)
 
 
-def served_problems(build: BuildContext, folder: Path) -> Iterator[Problem]:
-    """Yield why servers cannot start from a folder, or why the trainer's updates cannot be quantised to its tensors."""
-    family = model_family(build)
+def served_problems(build: BuildContext, folder: Path, *, is_updated: bool) -> Iterator[Problem]:
+    """Yield why servers cannot start from a folder, or why the trainer's updates cannot be quantised to its tensors.
+
+    Args:
+        build: of the run.
+        folder: from which servers start.
+        is_updated: whether something is trained; otherwise what no family of ours reads is left to SGLang.
+    """
+    try:
+        family = model_family(build)
+        own = family.architecture(read_config(build.model_path))
+    except (DataError, PluginError):
+        if is_updated:
+            raise
+        return
     try:
         config = read_config(folder)
         architecture = family.architecture(config)
         quantization = read_quantization(config)
     except DataError as error:
-        yield Problem(_WHERE, f"{folder}: {error}", "the run's model, quantised by `slime convert quantize`")
+        if is_updated:
+            wanted = "the run's model, quantised by `slime convert quantize`"
+            yield Problem(_WHERE, f"{folder}: {error}", wanted)
         return
-    if architecture != family.architecture(read_config(build.model_path)):
+    if architecture != own:
         yield Problem(
             _WHERE,
             f"{folder}, whose config.json describes another model",
@@ -46,7 +60,11 @@ def served_problems(build: BuildContext, folder: Path) -> Iterator[Problem]:
     shapes = family.hf_shapes(architecture)
     if quantization is not None:
         device = _device_of_servers(build)
-        yield from not_computed(quantization, shapes, model_type=family.model_type, device=device)
+        yield from not_computed(
+            quantization, shapes, model_type=family.model_type, device=device, is_updated=is_updated
+        )
+    if not is_updated:
+        return
     specs = specs_of(shapes, dtype="bfloat16", quantization=quantization)
     try:
         held = HfCheckpoint(folder)
@@ -102,13 +120,20 @@ def _device_of_servers(build: BuildContext) -> Device:
 
 
 def not_computed(
-    quantization: Quantization, shapes: Mapping[str, tuple[int, ...]], *, model_type: str, device: Device
+    quantization: Quantization,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    model_type: str,
+    device: Device,
+    is_updated: bool = True,
 ) -> Iterator[Problem]:
     """Yield what SGLang cannot compute on a device, or not after an update; `shapes` are those of the trainer's tensors."""
     covered = {name: shape for name, shape in shapes.items() if quantization.covers(name, shape)}
     block = quantization.rows if quantization.rows is not None and quantization.rows > 1 else None
     if block is None:
         if device == "cuda":
+            if not is_updated:
+                return
             yield Problem(
                 _WHERE,
                 "float8 by tensor or channel, or integers of 4 bits, on a GPU",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import MemoryQuestion
 from slime_core.config.derive import SYNC, compute_dtype, is_local, num_ranks
-from slime_core.errors import PluginError
+from slime_core.errors import DataError, PluginError
 from slime_core.plugins.own_name import means
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_core.run.build import resolve_model
@@ -55,7 +55,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
-    """Return what a rank of each engine takes; empty for external servers, and without models whose family nobody knows.
+    """Return what a rank of each engine takes; empty for external servers; nothing of models whose family nobody knows, or that it does not read.
 
     On CUDA a server fills a share of what is free when it starts (`mem_fraction_static`) with weights and KV cache. Without that
     flag SGLang chooses the share, which is not predicted: then there are weights and one longest request's cache at least.
@@ -86,11 +86,11 @@ def _of_model(
         family: ModelFamily = question.registry.resolve(
             "slime.models", str(chosen or config.get("model_type"))
         )
-    except PluginError:
-        return
+        architecture = family.architecture(config)
+    except (DataError, PluginError):
+        return  # SGLang may serve it all the same; whoever needs the family says what is wrong
     dtype = section.dtype if section.dtype != "auto" else compute_dtype(settings.train)
     each = 4 if dtype == "float32" else 2
-    architecture = family.architecture(config)
     n_numbers = sum(map(math.prod, family.hf_shapes(architecture).values()))
     shapes = each * n_numbers
     folder = section.model_path if is_policy and section.model_path is not None else path

@@ -141,6 +141,7 @@ def delta_net_architecture(
     read = ConfigReader(config, where)
     read.require("attn_output_gate", (True,), default=True)
     read.require("mamba_ssm_dtype", ("float32",), default="float32")
+    read.require("output_gate_type", ("swish", "silu"), default="swish")  # two names of one function
     plain = {name: value for name, value in config.items() if name != "layer_types"}
     common = dense_architecture(
         plain,

@@ -31,6 +31,7 @@ GLM = ModelFamily(
     rules=dense_rules(QKV_BIAS, mlp=(FUSED_GATE_UP, DOWN)),
     architecture=read_architecture,
     not_served={
-        "sglang": "SGLang 0.5.23 has no class of its own for it, and by transformers' it does not start on two ranks"
+        "sglang": "SGLang 0.5.23 has no class of its own for it, and with that of transformers 5.19 it does not start: it knows no matrices whose "
+        "rows are gathered again (`colwise_gather_output`)"
     },
 )

@@ -199,7 +199,7 @@ GPT_OSS = ModelFamily(
         "expert_tensor": "Megatron 0.19.2 adds an expert's bias on each of the ranks that the expert is cut for"
     },
     decoder="slime_torch.families.gpt_oss:DECODER",
-    not_served={
+    not_updated={
         "sglang": "slime-sglang finds experts in SGLang's memory one by one and without biases, which are one tensor of a layer here: no "
         "update could be proven"
     },

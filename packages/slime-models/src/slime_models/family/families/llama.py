@@ -11,8 +11,8 @@ from slime_models.family.family import ModelFamily
 
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
-    """Read a Llama config.json. Rotary scaling may be `llama3`."""
-    return dense_architecture(config, model_type="llama", rope_types=("llama3",))
+    """Read a Llama config.json. Rotary scaling may be `llama3` or `yarn`."""
+    return dense_architecture(config, model_type="llama", rope_types=("llama3", "yarn"))
 
 
 #: Neither biases nor norms of queries and keys.

@@ -104,7 +104,7 @@ MINIMAX_M2 = ModelFamily(
     architecture=read_architecture,
     layers="slime_megatron.families.minimax_m2:LAYERS",
     decoder="slime_torch.families.minimax_m2:DECODER",
-    not_served={
+    not_updated={
         "sglang": "slime-sglang finds experts in SGLang's memory as gate_proj, up_proj and down_proj alone, which are w1, w3 and w2 here: "
         "no update could be proven"
     },

@@ -12,7 +12,7 @@ from slime_models.family.family import ModelFamily
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a Qwen 2 config.json. Queries, keys and values have a bias, which the file does not mention."""
-    return dense_architecture(config, model_type="qwen2", qkv_bias=True)
+    return dense_architecture(config, model_type="qwen2", qkv_bias=True, rope_types=("yarn",))
 
 
 #: As Llama, with a bias on queries, keys and values.

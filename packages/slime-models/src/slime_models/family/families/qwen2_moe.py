@@ -38,7 +38,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a Qwen 2 MoE config.json."""
     read = ConfigReader(config)
     read.require("qkv_bias", (True,), default=True)
-    dense = dense_architecture(config, model_type="qwen2_moe", qkv_bias=True)
+    dense = dense_architecture(config, model_type="qwen2_moe", qkv_bias=True, rope_types=("yarn",))
     return dataclasses.replace(
         with_experts(dense, read, top_k=4, width=1408),
         moe_shared_expert_intermediate_size=read.integer("shared_expert_intermediate_size", 5632),

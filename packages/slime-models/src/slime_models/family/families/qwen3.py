@@ -12,7 +12,9 @@ from slime_models.family.family import ModelFamily
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a Qwen 3 config.json. Heads are 128 wide where the file does not say."""
-    return dense_architecture(config, model_type="qwen3", head_dim=128, qk_layernorm=True)
+    return dense_architecture(
+        config, model_type="qwen3", head_dim=128, qk_layernorm=True, rope_types=("yarn",)
+    )
 
 
 #: As Llama, with an RMSNorm over each head of queries and keys.

@@ -13,6 +13,7 @@ from slime_models.family.families.delta_net import (
     LAYERS,
     MEMORY,
     NOT_PARALLEL,
+    NOT_SERVED,
     SEPARATE_PROJECTION,
     delta_net_architecture,
     delta_net_rules,
@@ -77,7 +78,8 @@ def _families(model_type: str, mlp: tuple[Rule, ...], text: _Read) -> tuple[Mode
         layers=LAYERS,
         memory=MEMORY,
         decoder=DECODER,
-        not_served={
+        not_served_on_cpu=NOT_SERVED,
+        not_updated={
             "sglang": "slime-sglang does not find the four projections into a delta net in SGLang's in_proj_qkvz and in_proj_ba: no "
             "update could be proven"
         },

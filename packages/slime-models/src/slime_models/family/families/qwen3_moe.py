@@ -44,7 +44,7 @@ EXPERT_DOWN = rename(
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a Qwen 3 MoE config.json."""
-    dense = dense_architecture(config, model_type="qwen3_moe", qk_layernorm=True)
+    dense = dense_architecture(config, model_type="qwen3_moe", qk_layernorm=True, rope_types=("yarn",))
     return with_experts(dense, ConfigReader(config), top_k=8, width=768)
 
 

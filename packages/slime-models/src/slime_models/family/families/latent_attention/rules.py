@@ -12,13 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_models.family.architecture import (
-    Architecture,
-    ConfigReader,
-    RopeScaling,
-    YarnScaling,
-    yarn_entropy,
-)
+from slime_models.family.architecture import Architecture, ConfigReader, RopeScaling
 from slime_models.family.families.dense import (
     DOWN,
     EMBEDDING,
@@ -32,6 +26,7 @@ from slime_models.family.families.dense import (
 from slime_models.family.families.glm4_moe import EXPERT_BIAS, SHARED_DOWN, SHARED_GATE_UP, first_layers
 from slime_models.family.families.qwen3_moe import EXPERT_DOWN, EXPERT_GATE_UP, ROUTER
 from slime_models.family.rules import Dims, Rule, Shard, rename
+from slime_models.family.yarn import YarnScaling, yarn_entropy
 
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.", "model.layers.{layer}.self_attn."
 #: `FamilyLayers` of the trainer.
