@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 
 from slime_megatron import compat
-from slime_megatron.settings.megatron_flags import megatron_parser
+from slime_megatron.settings.megatron_flags import FIELDS, megatron_parser
 
 TARGET = Path(__file__).parents[1] / "packages/slime-megatron/src/slime_megatron/settings/megatron_flags.json"
 
 
 def flags() -> dict[str, list[str]]:
-    """Return flag, dashes as underscores -> configurations that have a field of its name."""
+    """Return flag, dashes as underscores -> configurations that have its field."""
     compat.install()
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
@@ -29,7 +29,9 @@ def flags() -> dict[str, list[str]]:
     }
     fields = {name: {f.name for f in dataclasses.fields(config)} for name, config in configs.items()}
     return {
-        option.removeprefix("--").replace("-", "_"): [name for name in configs if action.dest in fields[name]]
+        option.removeprefix("--").replace("-", "_"): [
+            name for name in configs if FIELDS.get(action.dest, action.dest) in fields[name]
+        ]
         for action in megatron_parser()._actions
         for option in action.option_strings
         if option.startswith("--")

@@ -13,6 +13,8 @@ CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2
 SEQUENCE, SHARED_STATE = {"sequence_parallel": True}, {"use_distributed_optimizer": True, "optimizer": "adam"}
 #: AdamW whose state each rank has whole.
 WHOLE_STATE = {"use_distributed_optimizer": False, "optimizer": "adam"}
+#: Gradients in several buckets, added up during the backward pass, as is done on CUDA.
+BUCKETS = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}
 #: Kinds of models without experts.
 DENSE = ("gemma3_text", "glm", "glm4", "llama", "mimo", "qwen2", "qwen3", "qwen3_5", "qwen3_5_text")
 #: Kinds of models whose layers are those of others.

@@ -20,6 +20,7 @@ from rank_learners import (
     moments_of,
     weights_of,
 )
+from rank_shares import bucket_padding as bucket_padding
 from rank_shares import checkpoint_bytes as checkpoint_bytes
 from rank_shares import train_aligned as train_aligned
 from slime_core.config.sections import TrainSection

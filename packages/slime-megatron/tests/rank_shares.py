@@ -1,4 +1,4 @@
-"""Jobs of ranks, as those of `rank_jobs.py`: which tokens each has of a row, and what it holds of a checkpoint."""
+"""Jobs of ranks, as those of `rank_jobs.py`: what each has of a row, of gradients, and of a checkpoint."""
 
 from __future__ import annotations
 
@@ -40,3 +40,13 @@ def checkpoint_bytes(*, folder: Path, megatron: dict[str, Any]) -> tuple[int, li
             data = [getattr(each, "data", None) for each in nested_values(optimizer)]
             found.append(sum(each.nbytes for each in data if isinstance(each, Tensor)))
         return sum(each.numel() for each in learner.model.parameters()), found
+
+
+def bucket_padding(*, folder: Path, megatron: dict[str, Any]) -> list[list[int]]:
+    """Return how many numbers of padding each bucket of this rank's gradients ends in, a list for each buffer."""
+    with learner_of(folder, megatron, {}) as learner:
+        model = learner._policy.model
+        return [
+            [bucket.grad_data.numel() - bucket.numel_unpadded for bucket in buffer.buckets]
+            for buffer in (*model.buffers, *model.expert_parallel_buffers)
+        ]

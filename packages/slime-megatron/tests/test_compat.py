@@ -24,7 +24,10 @@ def test_every_redirect_is_taken(megatron, make_learner, make_hf, tmp_path):
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 48, "head_dim": 32}
     _, folder = make_hf("qwen3_moe", **experts)
     megatron.hits.clear()
-    section = MegatronSection(recompute_granularity="full", use_distributed_optimizer=True)
+    buckets = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}  # some of which end in padding
+    section = MegatronSection(
+        recompute_granularity="full", use_distributed_optimizer=True, megatron_args=buckets
+    )
     learner = make_learner(folder=folder, bf16=True, megatron=section)
     learner.train(make_batch())
     learner.save(tmp_path)

@@ -26,7 +26,7 @@ from slime_models.cpu import multiplies_bfloat16, product
 
 from slime_megatron.checkpoint import unpickling
 from slime_megatron.importing import importing
-from slime_megatron.optim.state_methods import on_the_first_rank, without_steps
+from slime_megatron.optim.state_methods import on_the_first_rank, where_gathered, without_steps
 from slime_megatron.parallel.uneven_parts import gather_uneven, scatter_uneven
 from slime_megatron.stand_ins import StandIn, Stream, refill
 
@@ -305,6 +305,12 @@ REDIRECTS = (
         "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer.get_parameter_state_dp_zero",
         "each rank gathers the state of all on its host, 12 bytes a parameter, and one of them writes it: ranks of a machine times that",
         on_the_first_rank,
+        with_cuda=True,
+    ),
+    Redirect(
+        "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer.sharded_param_state_fully_reshardable",
+        "takes parameters behind a padded bucket from beside their places in the gathered state (its TODO of issue 504)",
+        where_gathered,
         with_cuda=True,
     ),
     Redirect(

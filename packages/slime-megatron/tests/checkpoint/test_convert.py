@@ -6,6 +6,8 @@ import gc
 import json
 import re
 import resource
+import shutil
+import sys
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from slime_core.cli.main import run
 from slime_core.errors import CheckpointError
 from slime_core.files.checksums import seal
 from slime_core.plugins.registry import Registry
-from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
+from slime_megatron.checkpoint.convert import to_hf, to_megatron
+from slime_megatron.checkpoint.finding import find
 from slime_megatron.settings.section_roles import LoraSection
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.hf.folder import HfCheckpoint
@@ -213,6 +216,51 @@ def test_a_path_may_be_a_run_a_checkpoint_or_a_folder_of_megatron(tmp_path):
     (tmp_path / "empty/checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="the run has no checkpoint yet"):
         find(tmp_path / "empty")
+
+
+@pytest.fixture
+def own_family(qwen3, tmp_path, monkeypatch):
+    """Return a folder of a model_type that no installed family has, and the name of one of somebody's own that reads it."""
+    (tmp_path / "my_family.py").write_text(
+        "from dataclasses import replace\n"
+        "from slime_models.family.families.qwen3 import QWEN3\n"
+        "def architecture(config):\n"
+        "    return QWEN3.architecture({**config, 'model_type': 'qwen3'})\n"
+        "FAMILY = replace(QWEN3, model_type='my_qwen3', architecture=architecture)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = tmp_path / "own"
+    shutil.copytree(qwen3[1], own)
+    config = json.loads((own / "config.json").read_text()) | {"model_type": "my_qwen3"}
+    (own / "config.json").write_text(json.dumps(config))
+    yield own, "my_family:FAMILY"
+    sys.modules.pop("my_family", None)
+
+
+def test_a_run_whose_family_was_named_is_converted_by_it(make_learner, own_family, tmp_path):
+    own, name = own_family
+    step = tmp_path / "run/checkpoints/step_000004"
+    make_learner().save(step / "trainer")
+    (step / "state.json").write_text("{}")
+    seal(step, 4)
+    (tmp_path / "run/config.toml").write_text(f'[model]\nhf_checkpoint = "{own}"\nmodel_name = "{name}"\n')
+    assert run(["convert", "to-hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    assert equal(HfCheckpoint(tmp_path / "hf"), HfCheckpoint(own))
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "my_qwen3"
+
+
+def test_a_family_is_named_to_the_command(own_family, tmp_path, capsys):
+    (own, name), megatron, back, few = own_family, tmp_path / "megatron", tmp_path / "back", tmp_path / "few"
+    assert run(["convert", "to-megatron", str(own), str(megatron)]) == 2
+    assert "model_type: found 'my_qwen3'" in capsys.readouterr().err
+    named = ["--model-name", name]
+    assert run(["convert", "to-megatron", str(own), str(megatron), *named]) == 0
+    assert run(["convert", "to-hf", str(megatron), str(back), *named]) == 0
+    assert equal(HfCheckpoint(back), HfCheckpoint(own))
+    assert (
+        run(["convert", "quantize", str(own), str(few), "--format", "int4", "--group-size", "16", *named])
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

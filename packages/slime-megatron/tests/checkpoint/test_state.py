@@ -280,6 +280,33 @@ def test_other_settings_of_the_optimizer_are_taken_and_told(make_learner, tmp_pa
     assert any(group["weight_decay"] == 0.1 for group in learner._policy.optimizer.param_groups)
 
 
+@pytest.mark.parametrize("shares", [False, True], ids=["", "distributed optimizer"])
+def test_a_learning_rate_of_their_own_stays_that_of_embedding_and_output_layer(
+    make_learner, tmp_path, shares
+):
+    """A folder of a run without it is another optimizer's."""
+
+    def learner_with(**flags):
+        section = MegatronSection(use_distributed_optimizer=shares, megatron_args=flags)
+        return make_learner(megatron=section, **SCHEDULE)
+
+    learner = learner_with(decoupled_lr="0.5")
+    learner.train(make_batch(n_steps=2))
+    learner.save(tmp_path / "two")
+    unbroken, wanted = learner.train(make_batch(seed=1, n_steps=2)), weights_of(learner)
+    learner = learner_with(decoupled_lr="0.5")
+    learner.load(tmp_path / "two")
+    # All but norms and biases, which have no weight decay; norms; the embedding, which is the output layer: it is tied.
+    rates = [(group["wd_mult"], group["max_lr"]) for group in learner._policy.optimizer.param_groups]
+    assert sorted(rates) == [(0.0, 1e-2), (1.0, 1e-2), (1.0, 0.5)]
+    resumed = learner.train(make_batch(seed=1, n_steps=2))
+    assert resumed["train/grad_norm"] == unbroken["train/grad_norm"]
+    assert same(weights_of(learner), wanted)
+    learner_with().save(tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"by as many learning rates|'param_groups'"):
+        learner_with(decoupled_lr="0.5").load(tmp_path / "one")
+
+
 @pytest.mark.parametrize("clip_grad", [0.0, 1e-3])
 def test_an_optimizer_on_the_host_steps_as_one_on_the_device_and_resumes_exactly(
     make_learner, tmp_path, clip_grad

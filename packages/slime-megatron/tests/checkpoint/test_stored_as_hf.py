@@ -139,13 +139,26 @@ def test_a_reference_that_a_run_has_changed_is_not_taken_for_that_of_a_folder(ma
     make_learner(settings={"ref_path": qwen3[1]}).load(tmp_path)  # which reads none
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4"])
+def as_with_transformer_engine(model):
+    """Have Megatron store layers one by one, as where `moe_layer_freq` is a list, and the norms before experts under their own names."""
+    model.config.moe_layer_freq = [1] * model.config.num_layers
+    for layer in model.decoder.layers:
+        layer.submodules_config.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_transformer_engine"),
+    [("qwen3", False), ("qwen3_moe", False), ("glm4", False), ("qwen3_moe", True)],
+)
 def test_a_folder_of_megatrons_own_saver_is_trained_and_becomes_a_hugging_face_folder(
-    make_learner, cut_models, tmp_path, kind
+    make_learner, cut_models, tmp_path, kind, has_transformer_engine
 ):
     """Without a learning rate the weights stay as they were, bit for bit; with one they move from there as from the original."""
     original = HfCheckpoint(cut_models[kind])
-    save_as_the_reference(make_learner(folder=cut_models[kind]).model, tmp_path / "theirs")
+    model = make_learner(folder=cut_models[kind]).model
+    if has_transformer_engine:
+        as_with_transformer_engine(model)
+    save_as_the_reference(model, tmp_path / "theirs")
     weights = {}
     for name, lr, settings in (
         ("still", 0.0, {"actor_path": tmp_path / "theirs"}),

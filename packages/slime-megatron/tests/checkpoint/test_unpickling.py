@@ -14,7 +14,8 @@ import pytest
 import torch
 from slime_core.errors import CheckpointError, SlimeError
 from slime_core.plugins.registry import Registry
-from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
+from slime_megatron.checkpoint.convert import to_hf, to_megatron
+from slime_megatron.checkpoint.finding import find
 from slime_megatron.checkpoint.unpickling import read_index
 from slime_models.hf.folder import HfCheckpoint
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from slime_core.plugins.registry import Registry
-from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
+from slime_megatron.checkpoint.convert import to_hf, to_megatron
+from slime_megatron.checkpoint.finding import find
 from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint

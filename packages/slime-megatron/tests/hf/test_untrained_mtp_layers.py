@@ -9,7 +9,8 @@ import torch
 from slime_core.cli.main import run
 from slime_core.files.checksums import seal
 from slime_core.plugins.registry import Registry
-from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
+from slime_megatron.checkpoint.convert import to_hf, to_megatron
+from slime_megatron.checkpoint.finding import find
 from slime_models.hf.folder import HfCheckpoint, save_hf
 
 from ..batches import make_batch

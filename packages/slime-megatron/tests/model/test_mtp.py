@@ -13,7 +13,8 @@ from slime_core.config.load import load_settings
 from slime_core.errors import CheckpointError, TrainerError
 from slime_core.plugins.registry import Registry
 from slime_megatron import hooks
-from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
+from slime_megatron.checkpoint.convert import to_hf, to_megatron
+from slime_megatron.checkpoint.finding import find
 from slime_megatron.settings.section import MegatronSection
 from slime_models.hf.folder import HfCheckpoint, save_hf
 

@@ -303,12 +303,37 @@ def test_routes_that_are_not_the_models_are_refused(cut_models, routed_batch, ch
             ((replays, "--moe-router-fusion"), "moe_router_fusion: found it beside use_routing_replay or")
             for replays in ("--use-routing-replay", "--use-rollout-routing-replay")
         ),
+        *(
+            (
+                (
+                    "--launcher",
+                    "ray",
+                    "--pipeline-model-parallel-size",
+                    "2",
+                    "--use-routing-replay",
+                    *modules,
+                ),
+                "recompute_modules: found it beside pipeline_model_parallel_size 2",
+            )
+            for modules in (("--recompute-modules", "moe"), ("--recompute-modules", "moe_act", "moe"))
+        ),
     ],
 )
 def test_flags_of_routers_that_cannot_be_followed_are_refused(flags, message):
+    assert len([problem for problem in problems(*flags) if message in problem]) == 1
+
+
+@pytest.mark.parametrize("modules", [("moe_act",), ("moe_act", "layernorm")])
+def test_activations_of_experts_are_computed_again_beside_replayed_routes(modules):
+    found = problems("--launcher", "ray", "--pipeline-model-parallel-size", "2", "--use-routing-replay",
+                     "--recompute-granularity", "selective", "--recompute-modules", *modules)  # fmt: skip
+    assert not [problem for problem in found if "recompute_modules" in problem]
+
+
+def problems(*flags):
     needed = ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8"]
-    problems = hooks.slime_check_config(load_settings([], [*needed, *flags], registry=Registry()), Registry())
-    assert len([problem for problem in problems if message in str(problem)]) == 1
+    settings = load_settings([], [*needed, *flags], registry=Registry())
+    return [str(problem) for problem in hooks.slime_check_config(settings, Registry())]
 
 
 def test_the_engines_routes_are_asked_for_where_they_are_replayed():

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 
 from ..batches import make_batch
-from ..layouts import CONTEXT, EXPERT, PIPELINE, SEQUENCE, SHARED_STATE, TENSOR, WHOLE_STATE
+from ..layouts import BUCKETS, CONTEXT, EXPERT, PIPELINE, SEQUENCE, SHARED_STATE, TENSOR, WHOLE_STATE
 
 
 @pytest.mark.slow
@@ -107,6 +107,18 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
                 assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
 
 
+def test_a_decoupled_learning_rate_goes_on_in_two_processes(ranks, cut_models, tmp_path):
+    """Of embedding and output layer, in an optimizer whose state the two share."""
+    common = {"folder": cut_models["qwen3"], "checkpoint": tmp_path, "moments": False}
+    common |= {"batches": [make_batch(seed=seed) for seed in range(4)]}
+    common |= {"megatron": SHARED_STATE | {"megatron_args": {"decoupled_lr": "0.5"}}}
+    saved = ranks.run("save_and_go_on", 2, **common)[0]
+    loaded = ranks.run("resume", 2, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
+        assert other["train/grad_norm"] == one["train/grad_norm"]
+
+
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16, tmp_path):
     """By default several ranks share the optimizer's state, and one has it whole: what each stores is the other's, bit for bit."""
@@ -132,12 +144,58 @@ def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16,
     assert all(tensor.equal(shared[name]) for name, tensor in one.items())
 
 
+@pytest.mark.parametrize(
+    ("n", "cut"),
+    [(2, {"megatron_args": BUCKETS}), (4, PIPELINE)],
+    ids=["DP2, buckets of 20,000", "PP2xDP2, whose embedding has a bucket of its own"],
+)
+def test_shared_state_in_padded_buckets_is_that_of_ranks_that_have_it_whole(
+    ranks, cut_models, n, cut, tmp_path
+):
+    """And goes on: bit for bit as it was cut, and under other layouts."""
+    folder = cut_models["qwen3"]
+    padding = ranks.run("bucket_padding", n, folder=folder, megatron=SHARED_STATE | cut)
+    assert any(any(of_buffer[:-1]) for of_rank in padding for of_buffer in of_rank)
+    common = {"folder": folder, "batches": [make_batch(seed=seed) for seed in range(4)]}
+    shared, whole = tmp_path / "shared", tmp_path / "whole"
+    saved = ranks.run(
+        "save_and_go_on", n, checkpoint=shared, megatron=SHARED_STATE | cut, moments=False, **common
+    )[0]
+    ranks.run("save_and_go_on", n, checkpoint=whole, megatron=WHOLE_STATE | cut, moments=False, **common)
+    found, wanted = tensors_of(shared), tensors_of(whole)
+    masters = {name for name in found if name.startswith("optimizer.state.param.")}  # of float32: the weights
+    assert masters == {f"optimizer.state.param.{name}" for name in found if not name.startswith("optimizer.")}
+    assert all(found[name].equal(found[name.removeprefix("optimizer.state.param.")]) for name in masters)
+    assert found.keys() == wanted.keys() | masters
+    assert all(found[name].equal(tensor) for name, tensor in wanted.items())
+    others = ((2, SHARED_STATE, 1e-5), (1, WHOLE_STATE, 1e-5))
+    for n_ranks, megatron, bound in ((n, SHARED_STATE | cut, 0), *others):
+        resumed = ranks.run("resume", n_ranks, checkpoint=shared, megatron=megatron, moments=False, **common)
+        for one, again in zip(saved["metrics"], resumed[0]["metrics"], strict=True):
+            for name in ("train/loss", "train/grad_norm"):
+                assert again[name] == pytest.approx(one[name], rel=bound, abs=bound / 10)
+
+
 def test_one_of_the_ranks_that_share_the_optimizer_has_its_whole_state_on_the_host(ranks, cut_models):
     """While it is saved, and while it is loaded: master weights and two moments, float32."""
     found = ranks.run("checkpoint_bytes", 2, folder=cut_models["qwen3"], megatron=SHARED_STATE)
     (n_numbers, first), (_, second) = found
     assert first == [12 * n_numbers] * 2
     assert second == [0, 0]
+
+
+@pytest.mark.parametrize("adam", [WHOLE_STATE, SHARED_STATE], ids=["", "distributed optimizer"])
+def test_a_first_stage_that_trains_nothing_knows_the_number_of_steps(ranks, cut_models, adam, tmp_path):
+    """Of two stages the first has the dense layer, and experts alone are trained: rank 0 writes for all."""
+    alone = {"only_train_params_name_list": [r"\.experts\."]}
+    common = {"folder": cut_models["glm4_moe"], "megatron": adam | PIPELINE | alone, "moments": False}
+    common |= {"batches": [make_batch(seed=seed) for seed in range(5)], "checkpoint": tmp_path}
+    saved = ranks.run("save_and_go_on", 4, **common)[0]
+    loaded = ranks.run("resume", 4, **common)[0]
+    assert len({metrics["train/loss"] for metrics in saved["metrics"]}) == 3
+    for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
+        for name in ("train/loss", "train/grad_norm"):
+            assert other[name] == one[name]
 
 
 def test_mtp_layers_resume_under_another_layout(ranks, mtp_model, tmp_path):

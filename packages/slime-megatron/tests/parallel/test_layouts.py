@@ -15,6 +15,7 @@ from ..batches import make_batch
 from ..comparison import conversations
 from ..layouts import (
     ALIKE,
+    BUCKETS,
     CONTEXT,
     DENSE,
     DESCENT,
@@ -303,17 +304,16 @@ def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kin
 )
 def test_gradients_that_are_added_up_during_the_backward_pass_are_the_same_bits(ranks, cut_models, layout):
     """As is done on CUDA, in several buckets; over several micro-batches."""
-    flags = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}
     common = {
         "folder": cut_models["qwen3_moe"],
         "batch": with_shared_prompts(),
         "train": {"max_tokens_per_gpu": 20},
     }
-    n = 4 if layout is PIPELINE else 2
+    n, in_buckets = 4 if layout is PIPELINE else 2, layout | {"megatron_args": BUCKETS}
+    padding = ranks.run("bucket_padding", n, folder=common["folder"], megatron=in_buckets)
+    assert all(len(of_buffer) > 1 for of_buffer in padding[0])
     _, wanted, weights = ranks.run("train", n, megatron=layout, n_steps=2, **common)[0]
-    _, found, moved = ranks.run("train", n, megatron=layout | {"megatron_args": flags}, n_steps=2, **common)[
-        0
-    ]
+    _, found, moved = ranks.run("train", n, megatron=in_buckets, n_steps=2, **common)[0]
     assert all(gradient.any() for name, gradient in wanted.items() if "experts" not in name)
     for one, other in ((wanted, found), (weights, moved)):
         assert one.keys() == other.keys()
@@ -322,11 +322,12 @@ def test_gradients_that_are_added_up_during_the_backward_pass_are_the_same_bits(
 
 def test_a_context_parallel_rank_without_response_tokens_trains(ranks, cut_models):
     """The first rank has the end of each sequence, and so every response; gradients are added up as on CUDA."""
-    flags = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}
+    in_buckets = CONTEXT | {"megatron_args": BUCKETS}
     common = {"folder": cut_models["qwen3_moe"], "batch": make_batch(lengths=((20, 1), (20, 1), (19, 1)))}
+    assert len(ranks.run("bucket_padding", 2, folder=common["folder"], megatron=in_buckets)[0][0]) > 1
     common["train"] = {"max_tokens_per_gpu": 40}
     _, wanted, _ = ranks.run("train", 1, megatron={}, **common)[0]
-    _, found, _ = ranks.run("train", 2, megatron=CONTEXT | {"megatron_args": flags}, **common)[0]
+    _, found, _ = ranks.run("train", 2, megatron=in_buckets, **common)[0]
     assert largest_difference(found, wanted, relative=True) <= 1e-5
 
 
@@ -385,3 +386,11 @@ def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(ranks, cut_models, n, 
 def test_sizes_that_do_not_divide_the_processes_are_refused(ranks, cut_models, megatron, message):
     errors = ranks.run("refusal", 2, folder=cut_models["qwen3_moe"], megatron=megatron)
     assert [error.startswith(message) for error in errors] == [True] * 2
+
+
+def test_a_size_of_buckets_is_refused_where_megatron_has_one(ranks, cut_models):
+    flags = {"ddp_bucket_size": "9", "overlap_grad_reduce": False}
+    errors = ranks.run("refusal", 2, folder=cut_models["qwen3"], megatron={"megatron_args": flags})
+    assert ["--ddp-bucket-size 9: found it without --overlap-grad-reduce" in error for error in errors] == [
+        True
+    ] * 2

@@ -69,6 +69,7 @@ def test_a_misspelt_flag_of_megatron_is_refused_with_the_nearest_name():
         (["--overlap-param-gather"], "weights that each rank has whole when an optimizer step ends"),
         (["--overlap-param-gather-with-optimizer-step"], "weights that each rank has whole"),
         (["--use-megatron-fsdp"], "weights that each rank has whole"),
+        (["--deterministic-mode"], "what it asks of NCCL, cuBLAS and torch"),
     ],
 )
 def test_flags_that_cannot_be_followed_say_why(flags, wanted):
@@ -89,7 +90,11 @@ def test_flags_that_would_do_nothing_are_refused():
 
 
 def test_values_get_their_types_from_megatrons_parser():
-    assert parsed({"recompute_num_layers": "2", "no_rope_fusion": True, "adam_eps": "1e-5"}) == {
+    given = {
+        "recompute_num_layers": "2", "no_rope_fusion": True, "adam_eps": "1e-5", "ddp_bucket_size": "9",
+    }  # fmt: skip
+    assert parsed(given) == {
+        "bucket_size": ("--ddp-bucket-size", 9),
         "recompute_num_layers": ("--recompute-num-layers", 2),
         "apply_rope_fusion": ("--no-rope-fusion", False),
         "adam_eps": ("--adam-eps", 1e-5),
@@ -112,12 +117,15 @@ def test_they_reach_the_models_the_optimizers_and_the_buffers_configuration(make
         "recompute_method": "block",
         "recompute_num_layers": "2",
         "decoupled_lr": "0.5",
+        "overlap_grad_reduce": True,
         "ddp_bucket_size": "1000",
     }
     learner = make_learner(megatron=MegatronSection(recompute_granularity="full", megatron_args=args))
     assert learner.model.config.recompute_method == "block"
     assert learner.model.config.recompute_num_layers == 2
     assert learner._policy.optimizer.config.decoupled_lr == 0.5
+    (buffer,) = learner._policy.model.buffers
+    assert len(buffer.buckets) > 3
     assert learner.train(make_batch())["train/skipped_steps"] == 0
 
 

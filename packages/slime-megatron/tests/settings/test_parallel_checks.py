@@ -137,3 +137,27 @@ def test_a_layout_that_the_family_rules_out_is_refused_with_its_reason(kind, siz
     assert str(problem) == f"megatron.{setting} for a llama model; its layers would see half"
     assert not list(model_problems(MegatronSection(), DENSE, family))
     assert not list(model_problems(MegatronSection(**sizes), DENSE, LLAMA))
+
+
+@pytest.mark.parametrize(
+    ("layout", "found"),
+    [
+        ("Ettt|tttL", None),  # three layers in each of two stages
+        ("Et*3|t*3,L", None),
+        ("E(tt)*2|(t)*2L", None),
+        ("Et|tt|tt|tL", "of 4 stages"),  # two virtual ones for each rank
+        ("E|(tt|)*3L", "of 5 stages"),
+        ("Et|*3t*5,L", "of 4 stages"),
+        ("Et*6,L", "of 1 stage"),
+    ],
+)
+def test_a_layout_has_as_many_stages_as_ranks(layout, found):
+    section = MegatronSection(
+        pipeline_model_parallel_size=2, megatron_args={"pipeline_model_parallel_layout": layout}
+    )
+    problems = [str(problem) for problem in model_problems(section, DENSE, LLAMA)]
+    wanted = (
+        f"megatron.megatron_args.pipeline_model_parallel_layout: found {layout}, {found}; wanted 2, which is "
+        "pipeline_model_parallel_size: a rank has one stage of consecutive layers, and no virtual ones"
+    )
+    assert problems == ([] if found is None else [wanted])

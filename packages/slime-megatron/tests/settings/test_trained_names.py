@@ -13,7 +13,9 @@ NAMES = [
         for layer in range(12)
         for part in ("mlp.linear_fc1", "mlp.linear_fc2")
     ),
+    "decoder.layers.11.mlp.experts.weight",
     "decoder.final_layernorm.weight",
+    "mtp.layers.0.eh_proj.weight",
     "output_layer.weight",
 ]
 
@@ -46,6 +48,8 @@ def test_stages_that_train_what_others_do_not_are_refused(patterns):
         {},
         {"freeze_params_name_list": ["embedding", "linear_fc1"]},
         {"only_train_params_name_list": ["linear_fc2"]},
+        {"only_train_params_name_list": ["experts"]},  # which the first stage may lack
+        {"only_train_params_name_list": [r"^mtp\."]},
         {"freeze_params_name_list": ["nothing of it"]},  # which is told when the model is built
     ],
 )

@@ -51,6 +51,8 @@ GPT_OSS_YARN = {
     "truncate": False,
     "original_max_position_embeddings": 64,
 }
+#: As the model cards of Qwen have it, of a shorter context than that of the longest sequences.
+QWEN_YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 16}
 FEW_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 #: Latent attention, a dense layer, then experts of which a token passes four.
 LATENT = {
@@ -171,6 +173,18 @@ MODELS = {
         },
     ),
     "Qwen3": (QWEN3, {"head_dim": 32, "tie_word_embeddings": True}),
+    "Qwen3, YaRN": (QWEN3, {"head_dim": 32, "rope_parameters": QWEN_YARN, "tie_word_embeddings": False}),
+    "Qwen3, YaRN with a factor of its own": (
+        QWEN3,
+        {"head_dim": 32, "rope_parameters": QWEN_YARN | {"attention_factor": 0.88}},
+    ),
+    "Qwen2.5, YaRN in the older spelling": (
+        QWEN2,
+        {
+            "rope_theta": 1e3,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    ),
 }
 
 #: Family that transformers has no class for -> that of the same layers.

@@ -6,18 +6,14 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.files.checksums import MANIFEST
-from slime_core.files.strict_read import Unreadable, read_file
 from slime_core.plugins.registry import Registry
 from slime_core.run.build import resolve_model
-from slime_core.rundir import checkpoint
-from slime_core.rundir.rundir import RunDir
 
+from slime_megatron.checkpoint.finding import HF, RELEASE, TRACKER, MegatronCheckpoint, find
 from slime_megatron.settings.manifest import (
     DESCRIPTION,
     adapter_scale,
@@ -31,10 +27,6 @@ if TYPE_CHECKING:
     from slime_models.family.family import ModelFamily
     from torch import Tensor
 
-#: Beside the weights of a converted folder: config, tokenizer and whatever else the Hugging Face folder held.
-_HF = "hf"
-#: Megatron's own file beside the folders of iterations, and what it says when there is but one set of weights.
-_TRACKER, _RELEASE = "latest_checkpointed_iteration.txt", "release"
 #: What `quantize` can make, of `slime_models.quantization.config`, and what each is.
 _FORMATS = {
     "fp8-block": "float8, a scale for each 128 x 128 numbers",
@@ -49,18 +41,6 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class MegatronCheckpoint:
-    """A Megatron checkpoint, and what was found beside it."""
-
-    weights: Path
-    """Folder in the format `torch_dist`."""
-    model: str | None
-    """Name or Hugging Face folder of the model that the checkpoint came from; None where nothing says so."""
-    start: str | None = None
-    """Name or folder of the weights that its run started from (`--actor-load`), where those were not the model's own."""
-
-
 def main(argv: list[str]) -> int:
     """Convert weights: `to-hf` from a run, a checkpoint or a Megatron folder; `to-megatron` from a Hugging Face folder;
     `quantize` a Hugging Face folder for servers, and `dequantize` one."""
@@ -69,7 +49,8 @@ def main(argv: list[str]) -> int:
     if options.target.exists():
         raise CheckpointError(f"{options.target}: exists; wanted a new folder: remove it or choose another")
     if options.direction == "to-megatron":
-        to_megatron(resolve_model(options.source, registry), options.target, registry, progress=_report)
+        source = resolve_model(options.source, registry)
+        to_megatron(source, options.target, registry, model_name=options.model_name, progress=_report)
     elif options.direction == "quantize":
         _quantize(options, registry)
     elif options.direction == "dequantize":
@@ -91,6 +72,7 @@ def main(argv: list[str]) -> int:
             options.target,
             registry,
             config_from=resolve_model(model, registry),
+            model_name=options.model_name or found.model_name,
             passed_on_from=_start(found, registry) if options.config_from is None else None,
             max_file_bytes=options.max_shard_size,
             progress=_report,
@@ -117,7 +99,7 @@ def _quantize(options: argparse.Namespace, registry: Registry) -> None:
     from slime_models.quantization.folder import quantize_folder
 
     source = resolve_model(options.source, registry)
-    family, _ = _model(source, registry)
+    family, _ = _model(source, registry, options.model_name)
     n_quantized = quantize_folder(
         source,
         options.target,
@@ -136,12 +118,24 @@ def _quantize(options: argparse.Namespace, registry: Registry) -> None:
 
 
 def to_megatron(
-    source: Path, target: Path, registry: Registry, *, progress: Progress = lambda done, total: None
+    source: Path,
+    target: Path,
+    registry: Registry,
+    *,
+    model_name: str | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> None:
     """Write a Megatron checkpoint of a Hugging Face folder's weights, in their own dtype; holds one tensor at a time.
 
     `target` gets Megatron's layout of a release, and in `hf` what else the folder held, for the way back: config,
     tokenizer, and weights of layers that are passed on as they are.
+
+    Args:
+        source: Hugging Face folder.
+        target: new folder.
+        registry: of model families.
+        model_name: which of them it is of; config.json says it when None.
+        progress: is told after each tensor.
 
     Raises:
         CheckpointError: a weight does not fit config.json, or `target` exists.
@@ -155,7 +149,7 @@ def to_megatron(
 
     from slime_megatron.checkpoint.torch_dist import LazyTensor, write_weights
 
-    family, architecture = _model(source, registry)
+    family, architecture = _model(source, registry, model_name)
     hf = open_weights(source, stacked=family.stacked)
     architecture = architecture.with_mtp(family.has_mtp(hf, architecture))
     family.check_weights(hf, architecture)
@@ -177,14 +171,14 @@ def to_megatron(
         return LazyTensor(weights[name].shape, dtype, make)
 
     with new_folder(target) as partial:
-        release, extras = partial / _RELEASE, partial / _HF
+        release, extras = partial / RELEASE, partial / HF
         release.mkdir()
         extras.mkdir()
         write_weights(release, {name: unwritten(name) for name in weights}, architecture)
         copy_other_files(source, extras)
         if left := family.left_over(hf, architecture):
             write_hf(extras, ((name, hf[name]) for name in left))
-        (partial / _TRACKER).write_text(_RELEASE)
+        (partial / TRACKER).write_text(RELEASE)
 
 
 def to_hf(
@@ -194,6 +188,7 @@ def to_hf(
     *,
     config_from: Path,
     max_file_bytes: int,
+    model_name: str | None = None,
     passed_on_from: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> None:
@@ -207,6 +202,7 @@ def to_hf(
         registry: of model families.
         config_from: Hugging Face folder whose config and tokenizer the new one gets.
         max_file_bytes: most bytes of a safetensors file.
+        model_name: which family the model is of; config.json says it when None.
         passed_on_from: Hugging Face folder whose weights of layers that are passed on as they are it gets, if there are any;
             `config_from` when None.
         progress: is told after each tensor.
@@ -220,7 +216,7 @@ def to_hf(
 
     from slime_megatron.checkpoint.torch_dist import HEAD, StoredWeights
 
-    family, architecture = _model(config_from, registry)
+    family, architecture = _model(config_from, registry, model_name)
     stored = StoredWeights(source, architecture)
     if stored.shape(HEAD) == (1, architecture.hidden_size):
         raise CheckpointError(
@@ -270,70 +266,12 @@ def _passed_on(
     yield from family.passed_on(hf, architecture)
 
 
-def find(source: Path) -> MegatronCheckpoint:
-    """Return the checkpoint that a path means: a run, one of its checkpoints, or a Megatron folder.
-
-    Those of runs are found whole; folders of Megatron have no checksums.
-
-    Raises:
-        CheckpointError: it is none of these, or damaged.
-        ConfigError: the run's config.toml is damaged.
-    """
-    if (source / "checkpoints").is_dir():
-        newest = checkpoint.latest(source / "checkpoints")
-        if newest is None:
-            raise CheckpointError(
-                f"{source}: the run has no checkpoint yet; wait until it has ended, or set --save-interval"
-            )
-        newest.verify()
-        return _of_run(newest.trainer, source)
-    if (named := checkpoint.at(source)) is not None:
-        named.verify()
-        return _of_run(named.trainer, named.path.resolve().parent.parent)
-    if (source / DESCRIPTION).is_file():
-        whole = checkpoint.at(source.parent)
-        if source.name == checkpoint.TRAINER and whole is not None and (whole.path / MANIFEST).exists():
-            whole.verify()
-        return _of_run(source, source.resolve().parent.parent.parent)
-    if (source / _TRACKER).is_file():
-        iteration = _iteration(source / _TRACKER)
-        name = iteration if iteration == _RELEASE else f"iter_{iteration:0>7}"
-        model = source / _HF
-        return MegatronCheckpoint(source / name, str(model) if model.is_dir() else None)
-    if (source / ".metadata").is_file():
-        return MegatronCheckpoint(source, None)
-    raise CheckpointError(
-        f"{source}: no checkpoint; wanted a run's folder, a folder checkpoints/step_N of one, or a folder of "
-        "Megatron in the format torch_dist"
-    )
-
-
-def _iteration(tracker: Path) -> str:
-    """Return which iteration Megatron wrote last."""
-    try:
-        iteration = read_file(tracker).decode("ascii").strip()
-        if iteration != _RELEASE and not re.fullmatch("[0-9]{1,18}", iteration):
-            raise Unreadable(ascii(iteration[:40]))
-    except ValueError as error:
-        raise CheckpointError(f"{tracker}: found {error}; wanted {_RELEASE} or a number") from error
-    return iteration
-
-
-def _of_run(weights: Path, run: Path) -> MegatronCheckpoint:
-    """Return weights of a run, and what its settings say of them."""
-    config = RunDir(run).read_config()
-    model, start = config.get("model", {}).get("hf_checkpoint"), config.get("roles", {}).get("actor_load")
-    return MegatronCheckpoint(
-        weights, model if isinstance(model, str) else None, start if isinstance(start, str) else None
-    )
-
-
-def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
+def _model(folder: Path, registry: Registry, named: str | None) -> tuple[ModelFamily, Architecture]:
     from slime_models.family.chosen import family_of_config
     from slime_models.hf.config import read_config
 
     config = read_config(folder)
-    family = family_of_config(registry, config, folder)
+    family = family_of_config(registry, config, folder, named=named)
     return family, family.architecture(config)
 
 
@@ -358,6 +296,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     to_hf.add_argument("target", type=Path, help="new folder")
     to_hf.add_argument("--config-from", metavar="MODEL", help="Hugging Face folder or name of config, tokenizer and layers "
                        "that were not trained; needed where the source does not say what it came from")  # fmt: skip
+    _add_model_name(to_hf)
     _add_max_shard_size(to_hf)
     quantize = directions.add_parser("quantize", help="a Hugging Face folder's linear layers to few bits, for servers "
                                      "(--sglang-model-path)")  # fmt: skip
@@ -368,6 +307,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     quantize.add_argument("--ignore", nargs="+", default=[], metavar="PART", help="parts of module names, at dots, such as "
                           "self_attn: linear layers in there stay as they are")  # fmt: skip
     quantize.add_argument("--group-size", type=_count, default=128, metavar="N", help="of int4 (128)")
+    _add_model_name(quantize)
     _add_max_shard_size(quantize)
     dequantize = directions.add_parser("dequantize", help="a quantised Hugging Face folder (float8, int4) to the dtype of its "
                                        "config.json, bfloat16 for most")  # fmt: skip
@@ -377,7 +317,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     to_megatron = directions.add_parser("to-megatron", help="a Hugging Face folder to a folder of Megatron")
     to_megatron.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
     to_megatron.add_argument("target", type=Path, help="new folder")
+    _add_model_name(to_megatron)
     return parser.parse_args(argv)
+
+
+def _add_model_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model-name", metavar="FAMILY", help="which the model is of, as in a run; that of the run or of "
+                        "config.json when not given")  # fmt: skip
 
 
 def _add_max_shard_size(parser: argparse.ArgumentParser) -> None:

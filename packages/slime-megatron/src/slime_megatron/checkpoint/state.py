@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ from slime_megatron.optim.first_state import (
     inner_optimizers,
     own_steps,
 )
+from slime_megatron.optim.master_weights import weights_unlike_masters
 from slime_megatron.optim.optimizer import (
     MASTERS,
     SHARDING,
@@ -45,7 +46,9 @@ from slime_megatron.optim.optimizer import (
 )
 from slime_megatron.optim.skipped_steps import SkippedSteps
 from slime_megatron.optim.state_parts import share_out
+from slime_megatron.optim.steps import agree_on_steps
 from slime_megatron.optim.weight_sets import WeightSets
+from slime_megatron.parallel.process_groups import device
 from slime_megatron.settings.manifest import check_same, describe, read_description
 from slime_megatron.settings.section_roles import LoraSection
 
@@ -60,6 +63,8 @@ _SHARED = "use_distributed_optimizer"
 _ALIKE = "trains_layers_alike"
 #: What names of master weights begin with in checkpoints: of a plain optimizer, and of a distributed one.
 _MASTER, _SHARED_MASTER = "optimizer.state.fp32_param.", "optimizer.state.param."
+#: And those of first moments.
+_MOMENT = "optimizer.state.exp_avg."
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ def load(state: TrainerState, folder: Path) -> None:
     folder, the log says so. The schedule goes on at its step.
 
     Raises:
-        CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
+        CheckpointError: the folder is incomplete, or of another model or precision, and names the field that differs; or its master
+            weights are not those of its weights, and names a parameter.
     """
     description = {_ALIKE: True} | read_description(folder)
     check_same(
@@ -169,7 +175,7 @@ def load(state: TrainerState, folder: Path) -> None:
         saved = converted(loaded["optimizer"], state.optimizer, shares=state.shares_optimizer)
     else:
         saved = rearranged(loaded["optimizer"], state.optimizer)
-    _set_optimizer(state, saved)
+    _check_masters(folder, state.model.module, _set_optimizer(state, saved))
     if state.weight_sets is not None:
         for role, weights in loaded.get("roles", {}).items():
             state.weight_sets.restore(role, weights)
@@ -182,19 +188,51 @@ def load(state: TrainerState, folder: Path) -> None:
     _set_rng_state(loaded["rng"])
 
 
-def _set_optimizer(state: TrainerState, saved: dict[Any, Any]) -> None:
-    """Restore an optimizer from what was read, arranged as it arranges its state. Collective over the world."""
+def _set_optimizer(state: TrainerState, saved: dict[Any, Any]) -> list[torch.Tensor]:
+    """Restore an optimizer from what was read, arranged as it arranges its state. Collective over the world.
+
+    Returns:
+        This rank's parameters that are not made of their master weights.
+    """
+    optimizers = state.optimizer.chained_optimizers
     if not state.shares_optimizer:
         _complete_parts(saved, state.optimizer)
+        read = zip(optimizers, parts_of(saved), strict=True)
+        found = [weight for each, part in read for weight in weights_unlike_masters(each, part)]
         load_optimizer(state.optimizer, saved)
-        return
+        return found
     level_steps(saved)
     tensors = [part.pop("param_state", {}) for part in parts_of(saved)]
     load_optimizer(state.optimizer, saved)
-    for each, whole in zip(state.optimizer.chained_optimizers, tensors, strict=True):
-        share_out(each, whole)
+    pairs = zip(optimizers, tensors, strict=True)
+    found = [weight for each, whole in pairs for weight in share_out(each, whole)]
     for inner in inner_optimizers(state.optimizer):
         own_steps(inner)
+    return found
+
+
+def _check_masters(folder: Path, model: torch.nn.Module, differing: Sequence[torch.Tensor]) -> None:
+    """Check that no rank has found a parameter that is not made of its master weights. Collective over the world.
+
+    Raises:
+        CheckpointError: one has, on whichever rank; names it.
+    """
+    some = torch.tensor(float(bool(differing)), device=device())
+    torch.distributed.all_reduce(some)
+    if not some.item():
+        return
+    wanted = set(map(id, differing))
+    found: list[list[str]] = [[] for _ in range(torch.distributed.get_world_size())]
+    own = [name for name, weight in model.named_parameters() if id(weight) in wanted]
+    torch.distributed.all_gather_object(found, own)
+    first, *others = dict.fromkeys(name for names in found for name in names)
+    beside = f" and {len(others)} others" if others else ""
+    raise CheckpointError(
+        f"{folder}: found master weights of {first}{beside} that its weights are not rounded from; wanted those that they are. An "
+        "earlier version wrote them, and the moments, beside their places where a bucket of gradients ends in padding. The weights "
+        "are good, unless their run had gone on from such a checkpoint: start another run from them, by another --run-name, without "
+        f"--load, and with --actor-load {folder} (of a critic: --critic-load)"
+    )
 
 
 def _tell_changes(description: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -238,6 +276,8 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
                 MASTERS, None
             )  # empty lists are no tensors: they would be read in the place of other ranks' lists
     drop_classes(optimizer)
+    if not is_loading:
+        agree_on_steps(optimizer)
     sharded = {"model": model, "optimizer": optimizer}
     if state.weight_sets is not None and state.weight_sets.checkpointed:
         sharded["roles"] = {
@@ -249,7 +289,8 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
 def _rename_masters(optimizer: dict[Any, Any], *, in_float32: bool) -> None:
     """Let an optimizer look for master weights under the name that one of the other kind stored them by.
 
-    Where the model is in float32, a plain one has none of its own: weights are, and `converted` takes them.
+    Where the model is in float32, a plain one has none of its own: weights are, and `converted` takes them. It reads those of a
+    distributed one all the same, which are held against the weights.
     """
     for part in parts_of(optimizer):
         read = part.get("param_state", {})
@@ -262,6 +303,11 @@ def _rename_masters(optimizer: dict[Any, Any], *, in_float32: bool) -> None:
             [dataclasses.replace(each, key=each.key.replace(_MASTER, _SHARED_MASTER, 1)) for each in group]
             for group in part.get(MASTERS, [])
         ]
+        for tensors in part.get("state", {}).values() if in_float32 else ():
+            if isinstance(tensors, dict) and "exp_avg" in tensors:
+                moment = tensors["exp_avg"]
+                key = moment.key.replace(_MOMENT, _SHARED_MASTER, 1)
+                tensors["param"] = dataclasses.replace(moment, key=key, data=torch.empty_like(moment.data))
 
 
 def _complete_parts(saved: dict[Any, Any], optimizer: MegatronOptimizer) -> None:

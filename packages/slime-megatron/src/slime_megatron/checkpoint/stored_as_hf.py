@@ -14,7 +14,7 @@ from slime_models.quantization.reading import open_weights
 from slime_models.tensor_spec import Shape
 from torch import Tensor
 
-from slime_megatron.checkpoint.convert import find
+from slime_megatron.checkpoint.finding import find
 from slime_megatron.checkpoint.torch_dist import HEAD, StoredWeights
 from slime_megatron.settings.manifest import DESCRIPTION, adapter_scale, check_alike, read_description
 

@@ -2,8 +2,8 @@
 
 Such a folder is torch's own distributed checkpoint. Tensors of all layers are stored under one name, along a first dimension
 of layers, those of experts along a second one; where layers differ, some with experts and some without, each has names of
-its own. A norm before a linear layer is named after that layer. How the tensors were sharded when they were written does
-not matter.
+its own. A norm before a linear layer is named after that layer. Folders that others wrote may have names for each layer, and
+of norms, where ours have not (`CheckpointKey.candidates`). How the tensors were sharded when they were written does not matter.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,25 +80,37 @@ class CheckpointKey:
 
     @classmethod
     def of(cls, name: str, architecture: Architecture) -> CheckpointKey:
-        """Return the key of the tensor `name` of the whole model."""
+        """Return the key under which the tensor `name` of the whole model is written."""
+        return next(cls.candidates(name, architecture))
+
+    @classmethod
+    def candidates(cls, name: str, architecture: Architecture) -> Iterator[CheckpointKey]:
+        """Yield the keys under which a folder may have the tensor `name` of the whole model, first that under which it is written.
+
+        Source: Megatron 0.19.2, `TransformerBlock.sharded_state_dict`, which stores layers one by one where `moe_layer_freq` is a list,
+        also one of ones alone; and `gpt_layer_specs.py`, where TransformerEngine's layers with experts have a norm of their own before
+        them, and local layers name it after a linear layer as if it were in that. Experts are stored alike, in groups or one by one.
+        """
         layer, expert = _LAYER.search(name), _EXPERT.search(name)
         if layer is None:
-            return cls(name)
+            yield cls(name)
+            return
         rest, inner = name[layer.end() :], ""
         if rest.startswith(_WITHIN):
             rest, inner = rest.removeprefix(_WITHIN), _STORED_WITHIN
-        for norm, key in _NORMS.items():
-            rest = key + rest.removeprefix(norm) if rest.startswith(norm) else rest
-        stem = "decoder.layers."
-        indices: tuple[int, ...] = (int(layer[2]),)
-        counts: tuple[int, ...] = (architecture.num_layers,)
-        if not architecture.has_like_layers or layer[1] == "mtp":  # not alike: each has a name of its own
-            stem, indices, counts = f"{layer[1]}.layers.{layer[2]}.{inner}", (), ()
+        n_experts: tuple[int, ...] = ()
         if expert is not None:
             assert architecture.num_moe_experts is not None
-            rest = _EXPERT.sub(".experts.experts.", rest)
-            indices, counts = (*indices, int(expert[1])), (*counts, architecture.num_moe_experts)
-        return cls(stem + rest, indices, counts)
+            rest, n_experts = _EXPERT.sub(".experts.experts.", rest), (architecture.num_moe_experts,)
+        own_expert = () if expert is None else (int(expert[1]),)
+        alone = cls(f"{layer[1]}.layers.{layer[2]}.{inner}", own_expert, n_experts)
+        places = [alone]
+        if architecture.has_like_layers and layer[1] == "decoder":
+            indices, counts = (int(layer[2]), *own_expert), (architecture.num_layers, *n_experts)
+            places.insert(0, cls("decoder.layers.", indices, counts))
+        for place in places:
+            for spelled in _spellings(rest):
+                yield replace(place, name=place.name + spelled)
 
     @property
     def extra_state(self) -> str:
@@ -110,6 +122,14 @@ class CheckpointKey:
         return f"{stem}_extra_state/shard_{numbers}_{counts}"
 
 
+def _spellings(rest: str) -> Iterator[str]:
+    """Yield the names that a tensor within a layer may have: a norm is named after the linear layer behind it, or by itself."""
+    for norm, key in _NORMS.items():
+        if rest.startswith(norm):
+            yield key + rest.removeprefix(norm)
+    yield rest
+
+
 class StoredWeights:
     """The tensors of a checkpoint's model, read when they are asked for.
 
@@ -118,7 +138,7 @@ class StoredWeights:
         architecture: of the model.
 
     Raises:
-        CheckpointError: it is no such folder.
+        CheckpointError: it is no such folder, or has more layers than the model.
     """
 
     def __init__(self, folder: Path, architecture: Architecture) -> None:
@@ -126,6 +146,18 @@ class StoredWeights:
         self._reader = TorchDistReader(folder)
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Refuse layers with names of their own that the model has not: each name alone does not tell how many there are."""
+        layers = (_LAYER.search(name) for name in self._metadata.state_dict_metadata)
+        last = max(
+            (int(layer[2]) for layer in layers if layer is not None and layer[1] == "decoder"), default=0
+        )
+        if last >= (n := self._architecture.num_layers):
+            raise CheckpointError(
+                f"{self._folder}: has decoder.layers.{last}; wanted {n} layers, by config.json"
+            )
 
     @property
     def holds_mtp(self) -> bool:
@@ -164,14 +196,21 @@ class StoredWeights:
             ) from error
         return whole
 
+    def _located(self, name: str) -> tuple[CheckpointKey, TensorStorageMetadata] | None:
+        """Return where the tensor `name` of the whole model is; None where it is not there."""
+        for key in CheckpointKey.candidates(name, self._architecture):
+            stored = self._metadata.state_dict_metadata.get(key.name)
+            if isinstance(stored, TensorStorageMetadata):
+                return key, stored
+        return None
+
     def _found(self, name: str, shape: tuple[int, ...]) -> tuple[CheckpointKey, TensorStorageMetadata]:
-        key = CheckpointKey.of(name, self._architecture)
-        stored = self._metadata.state_dict_metadata.get(key.name)
-        if not isinstance(stored, TensorStorageMetadata):
+        if (located := self._located(name)) is None:
+            keys = " or ".join(key.name for key in CheckpointKey.candidates(name, self._architecture))
             raise CheckpointError(
-                f"{self._folder}: has no {key.name}; wanted the weights of a {self._architecture.model_type} model, "
-                "by config.json"
+                f"{self._folder}: has no {keys}; wanted the weights of a {self._architecture.model_type} model, by config.json"
             )
+        key, stored = located
         sizes = (*key.counts, *shape)
         found = tuple(stored.size)
         fits = found[1:] == sizes[1:] and found[0] >= sizes[0] if name in _OF_IDS else found == sizes
@@ -184,10 +223,7 @@ class StoredWeights:
     def merged(self, name: str, weight: Tensor, *, rank: int, scale: float) -> Tensor:
         """Return a weight with its adapter of that rank merged in, itself where it has none."""
         stem = name.removesuffix("weight")
-        if (
-            f"{CheckpointKey.of(name, self._architecture).name.removesuffix('weight')}{A}"
-            not in self._metadata.state_dict_metadata
-        ):
+        if self._located(stem + A) is None:
             return weight
         rows, columns = weight.shape
         a, b = self.read(stem + A, (rank, columns)), self.read(stem + B, (rows, rank))

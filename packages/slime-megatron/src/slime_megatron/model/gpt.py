@@ -111,18 +111,25 @@ def provide_model(
 def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:
     """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers.
 
-    On CUDA ranks add the gradients of a bucket up while the last micro-batch's backward pass computes those of the next.
+    On CUDA ranks add the gradients of a bucket up while the last micro-batch's backward pass computes those of the next. How large
+    a bucket is says `--ddp-bucket-size`. Where nothing is added up meanwhile, there is one bucket.
 
     Raises:
         TrainerError: one of Megatron's own flags contradicts that; names both.
     """
+    n_ranks = torch.distributed.get_world_size()
     ours = partial(
         DistributedDataParallelConfig,
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=torch.cuda.is_available() and torch.distributed.get_world_size() > 1,
-        use_distributed_optimizer=shares_optimizer(section, torch.distributed.get_world_size()),
+        overlap_grad_reduce=torch.cuda.is_available() and n_ranks > 1,
+        use_distributed_optimizer=shares_optimizer(section, n_ranks),
     )
     config = with_flags(ours, section.megatron_args, "ddp", defaults={"overlap_grad_reduce"})
+    if config.bucket_size is not None and not config.overlap_grad_reduce and n_ranks > 1:
+        raise TrainerError(
+            f"--ddp-bucket-size {config.bucket_size}: found it without --overlap-grad-reduce, where Megatron has one bucket; wanted "
+            "both, or neither"
+        )
     wrapped = DistributedDataParallel(model.config, config, model)
     if config.overlap_grad_reduce:  # until the last micro-batch
         model.config.no_sync_func = wrapped.no_sync

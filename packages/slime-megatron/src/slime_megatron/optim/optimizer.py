@@ -42,8 +42,9 @@ _OFFLOADED = {
 }
 #: What Megatron's own flags may change.
 _DEFAULTS = frozenset({"initial_loss_scale", "optimizer_offload_fraction", "pin_cpu_grads", "pin_cpu_params"})
-#: What tells groups of parameters apart, and what of them the schedule reads.
-_KIND = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+#: What tells groups of parameters apart, and what of them the schedule reads. Megatron 0.19.2 says of none that its rate is decoupled
+#: (`is_decoupled_lr`), and of those that it is not that theirs is the usual one.
+_KIND = ("wd_mult", "lr_mult", "is_expert_parallel", "default_config")
 _SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
@@ -192,10 +193,10 @@ def load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
                 group.update({key: other[key] for key in _SCHEDULED if key in other})
     try:
         optimizer.load_state_dict(saved)
-    except ValueError as error:
+    except (ValueError, KeyError) as error:  # of a plain optimizer, and of a distributed one
         raise CheckpointError(
-            f"checkpoint: the optimizer's groups of parameters are others ({error}); train the same parameters: "
-            "only_train_params_name_list and freeze_params_name_list as they were"
+            f"checkpoint: the optimizer's groups of parameters are others ({error}); train the same parameters by as many learning "
+            "rates: only_train_params_name_list, freeze_params_name_list and --decoupled-lr, or none, as they were"
         ) from error
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings)

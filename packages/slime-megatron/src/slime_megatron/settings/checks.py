@@ -18,7 +18,7 @@ from slime_megatron.settings.expert_checks import expert_problems
 from slime_megatron.settings.parallel_checks import process_problems
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
-from slime_megatron.settings.trained_names import trains_in_every_stage
+from slime_megatron.settings.trained_names import trains_alike_in_stages
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
@@ -289,7 +289,7 @@ def frozen_layer_problems(section: MegatronSection, names: Collection[str]) -> I
     if section.pipeline_model_parallel_size == 1:
         return
     try:
-        train_alike = trains_in_every_stage(names, only_train=only, frozen=frozen)
+        train_alike = trains_alike_in_stages(names, only_train=only, frozen=frozen)
     except TrainerError:
         return  # a pattern matches nothing, which is told when the model is built
     if not train_alike:

@@ -30,11 +30,12 @@ def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator
             "one of them: the old actor's passes are under several weights, each with routes of its own",
         )
     flags = section.megatron_args
-    kinds, coefficients = (
+    kinds, coefficients, modules = (  # one word is no list
         value if isinstance(value, list) else [value]
         for value in (
             flags.get("moe_router_load_balancing_type", "aux_loss"),
             flags.get("moe_aux_loss_coeff", 0.0),
+            flags.get("recompute_modules", []),
         )
     )
     for kind in kinds:
@@ -61,7 +62,6 @@ def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator
             "it beside use_routing_replay or use_rollout_routing_replay",
             "one of them: TransformerEngine's kernel chooses experts itself, and replays nothing",
         )
-    modules = flags.get("recompute_modules", [])
     again = "moe_layer_recompute" if flags.get("moe_layer_recompute") else "recompute_modules"
     stages = section.pipeline_model_parallel_size
     if (

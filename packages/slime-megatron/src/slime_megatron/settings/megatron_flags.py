@@ -20,6 +20,8 @@ from slime_megatron.settings.model_flags import DESCRIBED
 
 #: Fields that are one value or a list; the parser makes lists, and Megatron's training script takes the only one out.
 _ALSO_ONE = frozenset({"moe_router_load_balancing_type", "moe_aux_loss_coeff"})
+#: The parser's name of a value -> the field that it becomes, where Megatron's training script renames it.
+FIELDS = {"ddp_bucket_size": "bucket_size"}
 _NO_VIRTUAL = (
     "pipeline stages of consecutive layers: with micro-batches of several lengths, Megatron's interleaved schedule takes "
     "one message's length for another's where two ranks send both ways",
@@ -47,6 +49,10 @@ _WHOLE_AFTER_A_STEP = (
 _REFUSED = {
     "num_layers_per_virtual_pipeline_stage": _NO_VIRTUAL,
     "num_virtual_stages_per_pipeline_rank": _NO_VIRTUAL,
+    "deterministic_mode": (
+        "nothing: what it asks of NCCL, cuBLAS and torch, Megatron's own training script sets before CUDA is used, and slime does not",
+        "drop the flag",
+    ),
     "mtp_detach_heads": _NO_MTP,
     "mtp_loss_scaling_factor": ("slime's setting of that name", "give megatron.mtp_loss_scaling_factor"),
     "mtp_hybrid_override_pattern": _NO_MTP,
@@ -163,14 +169,14 @@ def parsed(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
         if value is False:  # of a recipe: what the flag would turn on is off
             action = parser._option_string_actions[flag]
             if isinstance(action, argparse._StoreTrueAction | argparse._StoreFalseAction):
-                found[action.dest] = (f"{flag} false", not action.const)
+                found[FIELDS.get(action.dest, action.dest)] = (f"{flag} false", not action.const)
             continue
         words = [] if value is True else [str(v) for v in (value if isinstance(value, list) else [value])]
         action = parser._option_string_actions[flag]
         parsed_value = getattr(parser.parse_args([flag, *words]), action.dest)
         if action.dest in _ALSO_ONE and len(parsed_value) == 1:
             parsed_value = parsed_value[0]
-        found[action.dest] = (flag, parsed_value)
+        found[FIELDS.get(action.dest, action.dest)] = (flag, parsed_value)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,7 @@ def model_problems(
     yield from _router_problems(section, architecture)
     yield from _mtp_problems(section, architecture)
     yield from _stages(section, architecture)
+    yield from _layout_problems(section)
     divided = [
         ("tensor_model_parallel_size", tensor, what, number)
         for what, number in architecture.tensor_parts.items()
@@ -149,6 +151,29 @@ def _stages(section: MegatronSection, architecture: Architecture) -> Iterator[Pr
             f"numbers that leave the same number of its {layers} layers to each of the other {stages} stages"
         )
         yield Problem("megatron.pipeline_model_parallel_size", f"{size} with {found}", wanted)
+
+
+def _layout_problems(section: MegatronSection) -> Iterator[Problem]:
+    """Yield that layers are laid out over more or fewer stages than there are."""
+    name, size = "pipeline_model_parallel_layout", section.pipeline_model_parallel_size
+    layout = section.megatron_args.get(name)
+    if layout is not None and (stages := _n_stages(str(layout))) != size:
+        yield Problem(
+            f"megatron.megatron_args.{name}",
+            f"{layout}, of {stages} {'stage' if stages == 1 else 'stages'}",
+            f"{size}, which is pipeline_model_parallel_size: a rank has one stage of consecutive layers, and no virtual ones",
+        )
+
+
+def _n_stages(layout: str) -> int:
+    """Return the number of stages of a layout such as `Et*3|(tt|)*29,m|L`.
+
+    Source: `PipelineParallelLayerLayout.parse_str_to_list` of megatron-core 0.19.2. Here a number has three digits at most.
+    """
+    layout = layout.replace(",", "")
+    for repeated in (r"\(([^)]+)\)\*(\d{1,3})", r"(.)\*(\d{1,3})"):
+        layout = re.sub(repeated, lambda found: found[1] * int(found[2]), layout)
+    return layout.count("|") + 1
 
 
 def _family_problems(section: MegatronSection, family: ModelFamily) -> Iterator[Problem]:

@@ -27,10 +27,12 @@ def trains_layers_alike(
     return all(len(found) == 1 for found in of_layers.values())
 
 
-def trains_in_every_stage(
+def trains_alike_in_stages(
     names: Collection[str], *, only_train: Sequence[str] = (), frozen: Sequence[str] = ()
 ) -> bool:
-    """Return whether each pipeline stage trains something, the same of all layers, however layers are shared out among stages.
+    """Return whether pipeline stages train something of layers, and the same of all, however layers are shared out among stages.
+
+    A stage may have nothing of it, such as experts, which the first layers of some models lack, or MTP layers, which are the last's.
 
     Raises:
         TrainerError: a pattern matches nothing.
