@@ -40,8 +40,40 @@ class Trainer(tabular.TabularTrainer):
         logging.getLogger(__name__).warning("the trainer is closed")
 
 
+class Failing:
+    """Raises when it is told step 2, until `mended` is there."""
+
+    def __init__(self, mended):
+        self._mended = mended
+
+    def _fail(self, step):
+        if step == 2 and not self._mended.exists():
+            raise ConnectionError("the tracker's server is down")
+
+
+class FailingEnd(Failing):
+    @hookimpl
+    def slime_step_end(self, step):
+        self._fail(step)
+
+
+class FailingMetrics(Failing):
+    @hookimpl
+    def slime_step_metrics(self, step):
+        self._fail(step)
+        return {"more": float(step)}
+
+
 def create_tracker(build):
     return Tracker()
+
+
+def create_failing_end(build):
+    return FailingEnd(build.run_dir.parent / "mended")
+
+
+def create_failing_metrics(build):
+    return FailingMetrics(build.run_dir.parent / "mended")
 
 
 def create_engine(build):
@@ -104,6 +136,62 @@ def test_what_fails_at_the_end_does_not_hide_why_the_run_failed(letters, caplog)
     assert all(error in caplog.text for error in ERRORS)
     summary = json.loads((letters.parent / "runs/letters/summary.json").read_text())
     assert (summary["status"], summary["error"]) == ("failed", "TrainerError: the cause")
+
+
+def rows(run):
+    """Metrics of each step, without those of time."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("loop", "tracker", "save_interval"),
+    [
+        ("sync", "create_failing_end", "none"),
+        ("sync", "create_failing_metrics", "none"),
+        ("one-step-off", "create_failing_end", "none"),
+        ("one-step-off", "create_failing_metrics", "1"),
+    ],
+)
+def test_a_tracker_that_raises_after_a_step_costs_none_and_the_run_goes_on(
+    letters, loop, tracker, save_interval
+):
+    """The row of step 2 is written before `slime_step_end` raises; where `slime_step_metrics` does it is not."""
+    runs = letters.parent / "runs"
+
+    def train(name):
+        registry = Registry()
+        flags = [
+            *(
+                "--run-name",
+                name,
+                "--loop",
+                loop,
+                "--num-rollout",
+                "4",
+                "--lr",
+                "1.0",
+                "--eval-interval",
+                "2",
+            ),
+            *("--save-interval", save_interval, "--tracker", "jsonl", f"{__name__}:{tracker}"),
+        ]
+        settings = load_settings([str(letters)], flags, registry=registry)
+
+        async def main():
+            return await drive(await assemble(settings, registry))
+
+        return asyncio.run(main())
+
+    with pytest.raises(ConnectionError, match="the tracker's server is down"):
+        train("letters")
+    assert max(path.name for path in (runs / "letters/checkpoints").iterdir()) == "step_000002"
+    summary = json.loads((runs / "letters/summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("failed", 2)
+    (runs / "mended").touch()
+    assert train("letters")["eval_after"] == train("whole")["eval_after"]
+    assert [row["step"] for row in rows(runs / "letters")] == [0, 1, 2, 3, 4]
+    assert rows(runs / "letters") == rows(runs / "whole")
 
 
 def test_a_close_that_is_cancelled_does_not_keep_the_next_part_open():

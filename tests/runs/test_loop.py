@@ -179,6 +179,27 @@ def test_custom_loop_stops_early(letters, tmp_path, monkeypatch):
     assert min(rewards[-4:-1]) < 0.95
 
 
+async def two_steps(run):
+    """Stop after the second step."""
+    await run.begin()
+    for step in (1, 2):
+        groups = await run.rollout(step)
+        await run.train(run.batch(step, groups))
+        await run.sync_weights(step)
+        await run.end_step(step)
+
+
+def test_the_evaluation_after_a_loop_that_stops_early_is_of_the_last_steps_weights(letters, tmp_path):
+    """Weights are sent every third step: after the second the engine still has those from before the first."""
+    flags = ("--loop", f"{__name__}:two_steps", "--update-weights-interval", "3", "--max-staleness", "2")
+    train(letters, *flags)
+    run = tmp_path / "runs/letters"
+    trained = read_records(run / "rollouts/step_000002.jsonl")
+    assert {tuple(sample["weight_versions"]) for sample in trained} == {("0",)}
+    evaluated = read_records(run / "rollouts/eval_step_000002.jsonl")
+    assert {tuple(sample["weight_versions"]) for sample in evaluated} == {("2",)}
+
+
 def test_plugins_hear_of_each_rollout_before_it_is_trained_on(letters, tmp_path):
     heard: list[tuple[str, int]] = []
 

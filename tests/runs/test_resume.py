@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -56,6 +57,21 @@ def test_longer_run_goes_on_from_the_last_checkpoint(letters, tmp_path):
         assert {k: v for k, v in row.items() if not k.startswith("eval/")} == {
             k: v for k, v in shared.items() if not k.startswith("eval/")
         }
+
+
+def test_a_run_goes_on_from_a_checkpoint_that_was_put_aside_when_it_was_killed(letters, tmp_path):
+    """As a kill between the two renames of a step that is saved again leaves it: nothing else in the folder is a checkpoint."""
+    train(letters, "--num-rollout", "4")
+    run = tmp_path / "runs/letters"
+    before = (run / "metrics.jsonl").read_text().splitlines()
+    folder = run / "checkpoints"
+    shutil.copytree(folder / "step_000004", folder / ".tmp_step_000004")
+    (folder / "step_000004").rename(folder / ".old_step_000004")
+    train(letters, "--num-rollout", "8")
+    after = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in after] == list(range(9))
+    assert after[:5] == before  # the times, too: none of these steps was run again
+    assert sorted(path.name for path in folder.iterdir()) == ["step_000004", "step_000008"]
 
 
 @pytest.fixture

@@ -44,6 +44,12 @@ def test_ids_rise_over_all_sources():
     assert [[sample.group_index for sample in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
 
 
+def test_the_place_of_a_group_is_that_of_its_prompt_in_its_source():
+    source = mixture({"a": 2, "b": 9}, {"a": 3, "b": 1}, place="row {}".format)
+    source.take(4)
+    assert [source.place_of(number) for number in range(5)] == ["row 0", "row 1", "row 0", "row 0", None]
+
+
 @settings(max_examples=60)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=7))
 def test_every_prefix_has_every_share_within_the_bound_of_the_theorem(weights):

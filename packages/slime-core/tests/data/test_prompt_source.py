@@ -1,5 +1,6 @@
 """The order, indices and state of `PromptSource`."""
 
+import hashlib
 import json
 import random
 
@@ -124,9 +125,45 @@ def test_a_restored_source_passes_over_the_same_prompts():
     assert rows(source.take(6)) == rows(other.take(6))
 
 
-def test_a_state_of_another_limit_is_refused():
-    with pytest.raises(CheckpointError, match="hash"):
-        of_lengths(1, 5).restore(of_lengths(1, 5, max_prompt_len=4).state())
+@pytest.mark.parametrize(("limit", "then"), [(3, [3, 1, 3, 1]), (4, [3, 4, 1, 3]), (None, [5, 3, 4, 1])])
+def test_a_state_goes_on_under_another_limit(limit, then):
+    """Of four prompts the first is taken; whether the second, of five tokens, comes next is said by the limit of now."""
+    source, other = of_lengths(1, 5, 3, 4), of_lengths(1, 5, 3, 4, max_prompt_len=limit)
+    source.take(1)
+    other.restore(json.loads(json.dumps(source.state())))
+    groups = other.take(4)
+    assert rows(groups) == then
+    assert [group[0].index for group in groups] == [1, 2, 3, 4]
+
+
+def test_a_state_of_an_earlier_version_goes_on_under_its_limit_alone():
+    """Its hash was of the prompts and, where there was one, the limit."""
+    digest = hashlib.sha256()
+    for n in (1, 5):
+        digest.update(b"\1\0\0\0\0\0\0\0" * n + f'["x", null, {{"row": {n}}}]'.encode())
+    without, _ = digest.hexdigest(), digest.update(b"at most 4 tokens")
+    state = {"epoch": 0, "offset": 1, "group_index": 1, "index": 1, "length": 2, "further_content": None}
+    of_lengths(1, 5, max_prompt_len=4).restore(state | {"content": digest.hexdigest()})
+    with pytest.raises(
+        CheckpointError, match=r"and its rollout_max_prompt_len, if an earlier version saved it"
+    ):
+        of_lengths(1, 5, max_prompt_len=3).restore(state | {"content": digest.hexdigest()})
+    of_lengths(1, 5, max_prompt_len=3).restore(state | {"content": without})
+    source = of_lengths(1, 5, max_prompt_len=4)
+    source.restore(state | {"content": digest.hexdigest()})
+    assert source.state()["content"] == without
+
+
+def test_the_place_of_a_group_is_that_of_its_prompt():
+    source = of_lengths(1, 5, 3, 4)
+    source.take(3)
+    assert [source.place_of(number) for number in range(4)] == ["d:0", "d:2", "d:0", None]
+
+
+def test_places_are_known_of_the_newest_groups():
+    source = of_lengths(1, 2)
+    source.take(10_002)
+    assert [source.place_of(number) for number in (0, 1, 2, 3, 10_001)] == [None, None, "d:0", "d:1", "d:1"]
 
 
 def test_a_limit_that_drops_every_prompt_is_an_error():

@@ -6,7 +6,8 @@ import pytest
 from slime_core.config.sections import RewardSection
 from slime_core.errors import PluginError, RewardError
 from slime_core.rewards.pool import RewardPool
-from slime_core.rewards.scorer import Scorer
+from slime_core.rewards.results import Reward
+from slime_core.rewards.scorer import Scorer, _weighted
 from slime_core.rollout.group import score
 from slime_core.rundir.events import EventLog
 from slime_core.samples import Sample, Status
@@ -93,6 +94,32 @@ def test_several_rewards_give_their_weighted_sum_and_each_its_own_score():
         "returned": 10.0,
         "details": {"length": 25.0, "returned": {"score": 10, "why": "x"}},
     }
+
+
+@pytest.mark.parametrize(
+    ("weights", "scores", "whole"),
+    [
+        ((0.7, 0.2, 0.1), (1, 1, 1), 1.0),  # one after the other: 0.9999999999999999
+        ((0.1, 0.2, 0.7), (1, 1, 1), 1.0),
+        ((0.01, 0.29, 0.7), (1, 1, 1), 1.0),  # also where the three floats are summed exactly
+        ((0.7, 0.7, 0.6), (0.5, 0.5, 0.5), 1.0),
+        ((0.1, 0.2, -0.3), (1, 1, 1), 0.0),
+        ((2, 1, 1), (0.1, 0.1, 0.7), 1.0),
+    ],
+)
+def test_a_weighted_sum_is_the_one_of_the_decimals_that_are_written(weights, scores, whole):
+    names = ("length", "returned", "acting_async")
+    results = [Reward(score=float(score), value=float(score), seconds=0.25) for score in scores]
+    result = _weighted(Sample(), dict(zip(names, map(float, weights), strict=True)), results)
+    assert result == Reward(
+        score=whole, value={**result.value, "score": whole, "length": float(scores[0])}, seconds=0.75
+    )
+
+
+def test_a_weighted_sum_beyond_the_floats_is_a_failure_that_names_the_sample():
+    results = [Reward(score=1e308, value=1e308, seconds=0.0)]
+    failure = _weighted(Sample(index=3), {"length": 10.0}, results)
+    assert (failure.kind, failure.message[:8]) == ("invalid", "sample 3")
 
 
 def test_a_failing_part_fails_the_whole_and_names_itself():

@@ -116,6 +116,26 @@ def test_a_state_of_a_group_in_flight_is_not_changed_by_a_generator_that_appends
     assert (held["samples"][0]["tokens"], held["samples"][0]["response_length"]) == ([0], 0)
 
 
+def test_a_group_whose_filter_raises_is_in_the_states_after_it():
+    """The run is told of it when it asks for the next step's groups: a checkpoint may be taken before."""
+
+    def faulty(index):
+        if index == 1:
+            raise ValueError("no reward to compare")
+
+    prompts = Prompts(lambda seed: 1, drops=faulty)
+
+    async def snapshot():
+        async with generating(prompts) as dispatcher:
+            await asyncio.sleep(2)
+            return dispatcher.snapshot()()
+
+    state, _ = run_in_virtual_time(snapshot())
+    held = {group["samples"][0]["index"]: group["finished"] for group in state["groups"]}
+    assert set(held) == set(range(prompts.taken))
+    assert (held[0], held[1]) == (True, False)
+
+
 def test_a_young_group_that_is_done_first_leaves_older_ones_their_places():
     """Three groups under version 0 may be trained up to step 3, one a step: a younger one that is done first has to wait."""
     jobs = Jobs(batch_size=1, last_step=9, next_step=2, version=1)

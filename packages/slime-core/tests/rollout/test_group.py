@@ -15,7 +15,7 @@ from slime_core.rewards.results import Reward
 from slime_core.rollout.admission import Bounded, Waves
 from slime_core.rollout.dispatcher import Dispatcher
 from slime_core.rollout.generators.single_turn import single_turn
-from slime_core.rollout.group import fresh, run_group, score
+from slime_core.rollout.group import failure_of, fresh, run_group, score
 from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Sample, Status
 from slime_core.samples.copies import copied
@@ -88,6 +88,35 @@ def test_a_reward_that_a_generator_cannot_have_fails_its_sample_where_errors_dro
 def test_a_reward_that_a_generator_cannot_have_ends_the_run_where_errors_stop_it():
     with pytest.raises(RewardError, match="no judge answers"):
         Scored(first_asks_a_judge_that_is_gone, on_reward_error="stop").group()
+
+
+def test_a_group_of_a_checkpoint_whose_prompt_leaves_no_room_is_dropped_and_not_generated(caplog):
+    """Its prompt has five tokens, and with the answer there may be four; those that are new have one."""
+
+    class Bounded4(Scored):
+        def drop_reason(self, group):
+            return failure_of(group)
+
+        def where(self, sample):
+            return f"{sample.name} (row 9)"
+
+    run = Bounded4(section={"rollout_max_context_len": 4})
+    run.taken = 1
+    long = Sample(index=0, group_index=0, tokens=[0, 1, 2, 3, 4])
+
+    async def step():
+        dispatcher = Dispatcher(run, last_step=1)
+        dispatcher.admission = Bounded(max_staleness=1)
+        dispatcher.restore({"groups": [{"version": 0, "finished": False, "samples": [long.to_dict()]}]})
+        async with dispatcher.open():
+            return await dispatcher.next(1)
+
+    groups, _ = run_in_virtual_time(step())
+    assert [group[0].index for group in groups] == [1, 2, 3, 4]
+    assert (run.dropped, sorted(run.asked)) == ([0], [1, 2, 3, 4])
+    assert (
+        "sample 0 (row 9): its prompt of 5 tokens leaves no room in rollout_max_context_len, 4" in caplog.text
+    )
 
 
 async def two_steps_of_twice_as_many(run):

@@ -96,6 +96,9 @@ def test_one_that_was_put_aside_for_another_of_its_step_comes_back_where_that_ha
     save(tmp_path, 3)
     shutil.copytree(tmp_path / "step_000003", tmp_path / ".tmp_step_000003")
     (tmp_path / "step_000003").rename(tmp_path / ".old_step_000003")
+    aside = checkpoint.latest(tmp_path)
+    assert (aside.step, aside.state()["a"]) == (3, 3)
+    aside.verify()
     checkpoint.clean(tmp_path)
     assert names(tmp_path) == ["step_000003"]
     (tmp_path / ".old_step_000002").mkdir()  # of a deletion that was interrupted

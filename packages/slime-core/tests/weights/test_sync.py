@@ -129,11 +129,15 @@ def test_a_delta_that_does_not_fit_is_followed_by_one_that_does():
 
 
 def test_a_delta_that_never_fits_is_an_error():
+    calls = []
+
     async def receive():
+        calls.append(1)
         raise DeltaBaseError("of other weights")
 
     with pytest.raises(DeltaBaseError, match="of other weights"):
         sync(agree, receive)
+    assert len(calls) == 2
 
 
 def test_an_update_of_which_a_receiver_is_lost_comes_to_the_senders_end_and_is_sent_again():
@@ -165,6 +169,41 @@ def test_an_update_of_which_receivers_are_lost_again_and_again_is_an_error():
         raise ReceiverLostError(f"server {len(calls)} was lost during it")
 
     with pytest.raises(ReceiverLostError, match="server 5 was lost"):
+        sync(agree, receive)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ["base", "lost"],
+        ["base", "lost", "base"],  # of who came in its place
+        ["lost", "base", "lost"],
+        ["base", "lost", "base", "lost", "base", "lost", "base", "lost", "base"],
+    ],
+)
+def test_a_receiver_that_is_lost_while_all_weights_are_sent_in_the_place_of_a_delta_has_it_sent_again(ends):
+    errors = {"base": DeltaBaseError("of other weights"), "lost": ReceiverLostError("a server was lost")}
+    left = [errors[end] for end in ends]
+
+    async def receive():
+        if left:
+            raise left.pop(0)
+        return await agree()
+
+    assert sync(agree, receive) == "memory"
+    assert left == []
+
+
+def test_all_weights_are_asked_for_once_in_a_row_and_five_losses_are_too_many():
+    calls = []
+
+    async def receive():
+        calls.append(1)
+        if len(calls) % 2:
+            raise DeltaBaseError(f"base {len(calls)}")
+        raise ReceiverLostError(f"server {len(calls)} was lost")
+
+    with pytest.raises(ReceiverLostError, match="server 10 was lost"):
         sync(agree, receive)
 
 

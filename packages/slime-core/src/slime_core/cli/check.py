@@ -15,7 +15,7 @@ from slime_core.cli.memory import DEVICE_MEMORY, lines, predicted, said, taken
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes
 from slime_core.config.settings import Settings
-from slime_core.data.make_source import make_eval_source, make_source, prompts_of
+from slime_core.data.make_source import make_source, prompts_of
 from slime_core.data.mixed_source import MixedSource
 from slime_core.data.prompt_source import PromptSource
 from slime_core.errors import ConfigError, DataError, Problem, SampleError
@@ -27,6 +27,7 @@ from slime_core.rewards.reward_keys import check_reward_keys
 from slime_core.rewards.scorer import Result, Scorer
 from slime_core.run.assemble import algorithm, make_scorer, resolve_functions
 from slime_core.run.build import make_build
+from slime_core.run.sources import make_sources
 from slime_core.rundir.served_models import wanted_models
 from slime_core.samples import Group, Sample, Status
 
@@ -91,8 +92,7 @@ def _check(console: Console, settings: Settings, registry: Registry, memory_gb: 
     for told in registry.hooks.slime_placement(build=build):
         for line in told:
             console.print(f"[green]ok[/green]  {line}")
-    source = make_source(build)
-    held_out = make_eval_source(build)
+    source, held_out = make_sources(build)
     if held_out is not None:
         console.print(f"[green]ok[/green]  {len(held_out)} held-out prompts")
     scorer_of = functools.partial(make_scorer, settings, registry)

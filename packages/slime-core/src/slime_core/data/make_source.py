@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import FILE_SOURCE, SINGLE_TURN, choices, is_single_turn
@@ -104,10 +104,15 @@ def check_prompts(source: DataSource, build: BuildContext) -> None:
     """
     if not isinstance(source, PromptSource | MixedSource):
         return
-    wrong = list(_misfits(source, build))
-    if wrong:
-        more = [f"and {len(wrong) - _NAMED} rows more"] if len(wrong) > _NAMED else []
-        raise DataError("\n".join(wrong[:_NAMED] + more))
+    refuse_rows(_misfits(source, build))
+
+
+def refuse_rows(wrong: Iterable[str]) -> None:
+    """Refuse rows of data; raises DataError, with what is wrong of each of the first, where there are any."""
+    told = list(wrong)
+    if told:
+        more = [f"and {len(told) - _NAMED} rows more"] if len(told) > _NAMED else []
+        raise DataError("\n".join(told[:_NAMED] + more))
 
 
 def _misfits(source: PromptSource | MixedSource, build: BuildContext) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from slime_core.data.prompt_source import PromptSource
+from slime_core.data.prompt_source import CHECKED, PromptSource
 from slime_core.errors import CheckpointError, DataError
 from slime_core.samples import Group, Sample
 
@@ -36,6 +36,8 @@ class MixedSource:
         self._shares = {name: Fraction(weights[name]) / total for name in sources}
         self._n_samples = n_samples_per_prompt
         self._taken = dict.fromkeys(sources, 0)
+        self._origins: dict[int, tuple[str, int]] = {}
+        """By `group_index` of the newest groups: name of the source, and the group's index there."""
 
     def __len__(self) -> int:
         """Return the prompts after which the largest source, for its share, has come to its end once."""
@@ -48,6 +50,13 @@ class MixedSource:
         """Yield (place, prototype) of the prompts of each source; see `PromptSource.prompts`."""
         for source in self._sources.values():
             yield from source.prompts()
+
+    def place_of(self, group_index: int) -> str | None:
+        """Return where the prompt of a group stands; see `PromptSource.place_of`."""
+        if group_index not in self._origins:
+            return None
+        name, its_own = self._origins[group_index]
+        return self._sources[name].place_of(its_own)
 
     @property
     def epochs(self) -> dict[str, int]:
@@ -108,6 +117,10 @@ class MixedSource:
         name = next_of(self._shares, self._taken)
         (group,) = self._sources[name].take(1)
         self._taken[name] += 1
+        if (its_own := group[0].group_index) is not None:
+            self._origins[number] = name, its_own
+        if len(self._origins) > CHECKED:
+            del self._origins[next(iter(self._origins))]
         for i, sample in enumerate(group):
             sample.group_index, sample.index = number, number * self._n_samples + i
         return group

@@ -81,7 +81,9 @@ class PromptSource:
         self._group_index = 0
         self._index = 0
         self._order = self._order_of(0)
-        self._hash: str | None = None
+        self._hashes: tuple[str, str] | None = None
+        self._rows: dict[int, int] = {}
+        """Numbers of the prompts of the newest groups, by `group_index`."""
 
     def __len__(self) -> int:
         """Return the number of prompts of an epoch."""
@@ -108,6 +110,11 @@ class PromptSource:
         """Epoch of the prompt that comes next, from 0."""
         return self._epoch
 
+    def place_of(self, group_index: int) -> str | None:
+        """Return where the prompt of a group stands, for messages; None where it was not taken here, or `CHECKED` groups ago."""
+        number = self._rows.get(group_index)
+        return None if number is None else self._place(number)
+
     def take(self, n_groups: int) -> list[Group]:
         """Return the next `n_groups` groups; never fewer. Where one cannot be built, none is taken."""
         if n_groups < 0:
@@ -129,7 +136,7 @@ class PromptSource:
             "group_index": self._group_index,
             "index": self._index,
             "length": len(self),
-            "content": self._content,
+            "content": self._content[0],
             "further_content": self._further_content,
         }
 
@@ -148,10 +155,10 @@ class PromptSource:
                 f"source state: taken over {state['length']} prompts, this data set has {len(self)}; "
                 "resume with the data set (and slice, and length filter) that the run began with"
             )
-        if state["content"] != self._content:
+        if state["content"] not in self._content:  # an earlier version's was also of the limit on prompts
             raise CheckpointError(
-                f"source state: taken over prompts with hash {state['content'][:12]}, this data set has "
-                f"{self._content[:12]}; resume with the data set, chat template and rollout_max_prompt_len that the run began with"
+                f"source state: taken over prompts with hash {state['content'][:12]}, this data set has {self._content[0][:12]}; resume "
+                "with the data set and chat template that the run began with (and its rollout_max_prompt_len, if an earlier version saved it)"
             )
         if state.get("further_content") != self._further_content:
             logger.warning(
@@ -177,6 +184,9 @@ class PromptSource:
         for sample in group:
             sample.group_index, sample.index = self._group_index, self._index
             self._index += 1
+        self._rows[self._group_index] = number
+        if len(self._rows) > CHECKED:
+            del self._rows[next(iter(self._rows))]
         self._group_index += 1
         return group
 
@@ -226,16 +236,17 @@ class PromptSource:
         return np.argsort(draws, kind="stable")
 
     def _looked_at(self) -> Iterator[tuple[int, Sample]]:
-        """Yield (number, prototype) of the prompts that are built before a run starts; their hash is known at the end."""
+        """Yield (number, prototype) of the prompts that are built before a run starts; their hashes are known at the end."""
         digest, n = hashlib.sha256(), len(self) if self._digest is None else min(len(self), CHECKED)
         for number in range(n):
             sample = self._prototypes[number]
             text = json.dumps([sample.prompt, sample.label, sample.metadata], sort_keys=True, default=repr)
             digest.update(array("q", sample.tokens).tobytes() + text.encode())
             yield number, sample
+        content = digest.hexdigest()
         if self._max_prompt_len is not None:
             digest.update(f"at most {self._max_prompt_len} tokens".encode())
-        self._hash = digest.hexdigest()
+        self._hashes = content, digest.hexdigest()
 
     @property
     def _further_content(self) -> str | None:
@@ -243,13 +254,13 @@ class PromptSource:
         return self._digest() if self._digest is not None and len(self) > CHECKED else None
 
     @property
-    def _content(self) -> str:
-        """Hash of those prompts, in order."""
-        if self._hash is None:
+    def _content(self) -> tuple[str, str]:
+        """Hash of those prompts, in order; and that of them and the limit, which checkpoints of earlier versions have."""
+        if self._hashes is None:
             for _ in self._looked_at():
                 pass
-        assert self._hash is not None
-        return self._hash
+        assert self._hashes is not None
+        return self._hashes
 
 
 def _copier(prototype: Sample) -> Callable[[], Sample]:

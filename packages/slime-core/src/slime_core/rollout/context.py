@@ -47,6 +47,9 @@ class RolloutRun(Protocol):
     def generating_step(self) -> int:
         """The step that the next groups are for."""
 
+    def where(self, sample: Sample) -> str:
+        """Return how messages name a training sample: with the place of its prompt in the data, if that is known."""
+
     def drop_reason(self, group: Group, /) -> str | None:
         """Ask the dynamic sampling filter: return why a group is dropped, None to keep it."""
 

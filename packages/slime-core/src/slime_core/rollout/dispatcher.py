@@ -18,7 +18,7 @@ from slime_core.protocols import Metrics, WeakReason
 from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.admission import Admission, Job, Jobs, Waves
 from slime_core.rollout.context import RolloutRun
-from slime_core.rollout.group import fresh, mask_so_far, oldest_version, run_group
+from slime_core.rollout.group import fail_without_room, fresh, mask_so_far, oldest_version, run_group
 from slime_core.rollout.user_hooks import KEPT_DESPITE
 from slime_core.rundir.events import DISPATCHER
 from slime_core.runtime.busy import Busy
@@ -271,7 +271,8 @@ class Dispatcher:
 
     def _start(self, job: Job) -> None:
         run = self._run
-        if job.is_finished:  # while the requests of others were being ended
+        # finished while requests of others were being ended, or failed before any
+        if job.is_finished or fail_without_room(run, job.group):
             work = _as_it_is(job.group)
         else:
             params_of, engine = run.sampling_params, self._engine
@@ -312,8 +313,8 @@ class Dispatcher:
         return job
 
     def _decide(self, job: Job) -> None:
-        self.jobs.undecided.remove(job)
         reason = self._reason(job.group)
+        self.jobs.undecided.remove(job)  # not before: a group whose filter raises stays in the state
         if isinstance(reason, WeakReason) and len(self.jobs) < self.jobs.batch_size:
             for sample in job.group:
                 sample.metadata[KEPT_DESPITE] = str(reason)
@@ -386,5 +387,5 @@ class Dispatcher:
 
 
 async def _as_it_is(group: Group) -> Group:
-    """Return a group that is generated and scored."""
+    """Return a group that is generated and scored, or failed."""
     return group

@@ -283,12 +283,32 @@ def most_new_tokens(sample: Sample, section: RolloutSection) -> int:
     context = section.rollout_max_context_len
     if context is None:
         return section.rollout_max_response_len
-    if sample.prompt_length >= context:
-        raise SampleError(
-            f"{sample.name}: its prompt of {sample.prompt_length} tokens leaves no room in rollout_max_context_len, "
-            f"{context}; drop such prompts (--rollout-max-prompt-len), or raise it"
-        )
+    if why := _no_room(sample, section):
+        raise SampleError(f"{sample.name}: {why}")
     return min(section.rollout_max_response_len, context - sample.prompt_length)
+
+
+def fail_without_room(run: RolloutRun, group: Group) -> bool:
+    """Mark the training samples FAILED whose prompts leave no room for a response, so that the dispatcher drops the group; say
+    whether there are such. A long row, which may be looked at only when its turn comes, ends no run.
+    """
+    told = [(sample, why) for sample in group if (why := _no_room(sample, run.settings.rollout))]
+    for sample, why in told:
+        fail(sample, f"{run.where(sample)}: {why}")
+    if told:
+        logger.warning("%s; its group is dropped", told[0][0].failure)
+    return bool(told)
+
+
+def _no_room(sample: Sample, section: RolloutSection) -> str | None:
+    """Return why no response of a prompt can have a token; None where one can."""
+    context = section.rollout_max_context_len
+    if context is None or sample.prompt_length < context:
+        return None
+    return (
+        f"its prompt of {sample.prompt_length} tokens leaves no room in rollout_max_context_len, {context}; drop such prompts "
+        "(--rollout-max-prompt-len), or raise it"
+    )
 
 
 def reset(sample: Sample) -> Sample:

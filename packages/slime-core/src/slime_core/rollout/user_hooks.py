@@ -12,6 +12,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, SampleError, SlimeError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
+from slime_core.rollout.given_metrics import given_metrics
 from slime_core.runtime.closing import close_part
 from slime_core.samples import Group, Sample, Status
 
@@ -138,18 +139,26 @@ class RolloutHooks:
         who = "the function of --rollout-all-samples-process-path"
         _called(who, self.all_samples, self.settings, groups, get_samples)
 
-    def logs_rollout(self, step: int, groups: Sequence[Group], metrics: Metrics, rollout_s: float) -> bool:
-        """Show samples and metrics of a step; returns whether the function logs in the place of the trackers."""
+    def logs_rollout(
+        self, step: int, groups: Sequence[Group], metrics: Metrics, rollout_s: float
+    ) -> tuple[bool, Metrics]:
+        """Show samples and metrics of a step; returns whether the function logs in the place of the trackers, and what it added.
+
+        Raises:
+            PluginError: it added what is no number.
+            SampleError: it raised.
+        """
         if self.rollout_log is None:
-            return False
-        samples = [sample for group in groups for sample in group]
+            return False, {}
+        samples, shown = [sample for group in groups for sample in group], dict(metrics)
         who = "the function of --custom-rollout-log-function-path"
-        return bool(_called(who, self.rollout_log, step - 1, self.settings, samples, metrics, rollout_s))
+        answer = _called(who, self.rollout_log, step - 1, self.settings, samples, shown, rollout_s)
+        return bool(answer), _added(who, shown, metrics)
 
     def logs_evaluation(
         self, step: int, by_name: Mapping[str, Sequence[Group]], metrics: Metrics, *, reward_key: str | None
-    ) -> bool:
-        """Show samples and metrics of an evaluation; returns whether the function logs in the place of the trackers.
+    ) -> tuple[bool, Metrics]:
+        """Show samples and metrics of an evaluation; returns what `logs_rollout` does.
 
         Its `data` is evaluation set -> `rewards`, whether each sample was `truncated`, and the `samples`.
 
@@ -160,7 +169,7 @@ class RolloutHooks:
             reward_key: which part of a reward counts; None where a reward is a number.
         """
         if self.eval_log is None:
-            return False
+            return False, {}
         sets = {name: [sample for group in groups for sample in group] for name, groups in by_name.items()}
         data = {
             name: {
@@ -171,7 +180,9 @@ class RolloutHooks:
             for name, samples in sets.items()
         }
         who = "the function of --custom-eval-rollout-log-function-path"
-        return bool(_called(who, self.eval_log, max(0, step - 1), self.settings, data, metrics))
+        shown = dict(metrics)
+        answer = _called(who, self.eval_log, max(0, step - 1), self.settings, data, shown)
+        return bool(answer), _added(who, shown, metrics)
 
 
 def resolve_rollout_hooks(settings: Settings, registry: Registry) -> RolloutHooks:
@@ -226,6 +237,11 @@ def pop_first(args: Settings, rollout_id: int | None, buffer: list[Group], num_s
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
+
+
+def _added(who: str, shown: Metrics, metrics: Metrics) -> Metrics:
+    """Return what a function that was shown metrics has added to them; raises PluginError for what is no number."""
+    return given_metrics({name: value for name, value in shown.items() if name not in metrics}, who=who)
 
 
 def _called(who: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

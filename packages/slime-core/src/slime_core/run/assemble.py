@@ -17,7 +17,7 @@ from slime_core.config.settings import Settings
 from slime_core.config.user_factories import made, naming
 from slime_core.data.conversion import converted
 from slime_core.data.make_batch import make_batch
-from slime_core.data.make_source import make_eval_source, make_source, prompts_of
+from slime_core.data.make_source import prompts_of
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.bind import choose_options, options_of, parameters_of
@@ -35,6 +35,7 @@ from slime_core.rollout.group import failure_of
 from slime_core.rollout.user_hooks import resolve_rollout_hooks
 from slime_core.run.build import make_build
 from slime_core.run.run import Run
+from slime_core.run.sources import make_sources
 from slime_core.run.vocabulary import vocabulary_size
 from slime_core.rundir.claim import take_folder
 from slime_core.rundir.events import EventLog
@@ -97,8 +98,7 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
         build = replace(build, places=placement.places(build), host=placement.host(build))
         create_trainer = placement.create_trainer
     engine_of = engine_factory(settings.rollout, registry)
-    source = make_source(build)
-    eval_source = make_eval_source(build)
+    source, eval_source = make_sources(build)
     num_steps = _num_steps(settings, source)
     await check_reward_keys(settings, functools.partial(make_scorer, settings, registry), prompts_of(source))
     workers_of = None if placement is None else placement.reward_workers(build)

@@ -13,6 +13,7 @@ from slime_core.errors import DataError, RewardError, SampleError
 from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
 from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.context import RolloutRun
+from slime_core.rollout.given_metrics import given_metrics
 from slime_core.rollout.group import failure_of, run_group
 from slime_core.run.metrics import evaluation_metrics, outcomes
 from slime_core.samples import Group, Sample, Status
@@ -45,6 +46,7 @@ async def evaluate_groups(
 
     Raises:
         SampleError: the function returned something else than groups of samples by the name of their set.
+        PluginError: one of its metrics, or of those of the function that logs, is no number.
         RewardError: a reward failed and `on_reward_error` is `stop`, or no group of a set is without a failed sample.
     """
     threshold = run.settings.eval.eval_pass_threshold
@@ -53,6 +55,7 @@ async def evaluate_groups(
     answer = await (function or evaluate)(run, step, source)
     by_name, more = answer if isinstance(answer, tuple) else (answer, {})
     _check(by_name, more, step)
+    more = given_metrics(more, who="the function of --eval-function-path")
     finished = [group for groups in by_name.values() for group in groups]
     write(finished)
     key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
@@ -60,9 +63,7 @@ async def evaluate_groups(
     for name, members in by_name.items():
         metrics |= evaluation_metrics(name, members, reward_key=key, threshold=threshold)
     metrics |= more
-    shown = dict(metrics)
-    takes_over = run.user_hooks.logs_evaluation(step, by_name, shown, reward_key=key)
-    added = {name: value for name, value in shown.items() if name not in metrics}
+    takes_over, added = run.user_hooks.logs_evaluation(step, by_name, metrics, reward_key=key)
     metrics = added if takes_over else metrics | added
     return metrics, _accuracy(run, by_name, key)
 

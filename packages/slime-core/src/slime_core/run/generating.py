@@ -14,6 +14,8 @@ from typing import Any
 from slime_core.checks.loops import other_rollout, shared_devices, too_young
 from slime_core.config.derive import BatchSizes
 from slime_core.config.settings import Settings
+from slime_core.data.mixed_source import MixedSource
+from slime_core.data.prompt_source import PromptSource
 from slime_core.errors import ConfigError, RolloutTimeout
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
@@ -32,6 +34,7 @@ from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.context import RolloutFn
 from slime_core.rollout.dispatcher import Dispatcher
 from slime_core.rollout.execution import check_groups
+from slime_core.rollout.given_metrics import given_metrics
 from slime_core.rollout.group import common_params, leftovers, score, training_params
 from slime_core.rollout.rollouts.default import rollout
 from slime_core.rollout.user_hooks import BUFFER_FILTER, TAKEN_BY_HOOK, RolloutHooks
@@ -265,6 +268,13 @@ class GeneratingHalf(ABC):
             self.record_drop(group, TAKEN_BY_HOOK)
         return groups
 
+    def where(self, sample: Sample) -> str:
+        """Return how messages name a training sample: with the place of its prompt in the data, if that is known."""
+        source, place = self.source, None
+        if isinstance(source, PromptSource | MixedSource) and sample.group_index is not None:
+            place = source.place_of(sample.group_index)
+        return sample.name if place is None else f"{sample.name} ({place})"
+
     def keep_for_later(self, groups: Sequence[Group], *, given: Sequence[Group]) -> None:
         """Put surplus and aborted groups into the buffer; see `rollout.group.leftovers`."""
         section, step = self.settings.rollout, self._generating.step
@@ -289,8 +299,8 @@ class GeneratingHalf(ABC):
             await score(samples, self.scorer, section, events=self.events, evaluation=evaluation)
 
     def add_metrics(self, metrics: Metrics) -> None:
-        """Add metrics to those of the step that is generated."""
-        self._generating.metrics |= metrics
+        """Add metrics to those of the step that is generated; raises PluginError for what is no number."""
+        self._generating.metrics |= given_metrics(metrics, who="run.add_metrics")
 
     @property
     def learned(self) -> Mapping[str, float]:
@@ -298,8 +308,8 @@ class GeneratingHalf(ABC):
         return self._learning.metrics
 
     def add_learned(self, metrics: Metrics) -> None:
-        """Add metrics to those of the step that is trained on, as a plugin may at the end of a rollout."""
-        self._learning.metrics |= metrics
+        """Add metrics to those of the step that is trained on, as a plugin may at the end of a rollout; raises as `add_metrics`."""
+        self._learning.metrics |= given_metrics(metrics, who="run.add_learned")
 
     def record_drop(self, group: Group, reason: str) -> None:
         """Record a group that the step does not train on, and why."""

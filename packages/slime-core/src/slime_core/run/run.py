@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_core.errors import RolloutTimeout
 from slime_core.protocols import DataSource, Metrics, Trainer
+from slime_core.rollout.given_metrics import given_metrics
 from slime_core.run.colocate import SharedDevices
 from slime_core.run.evaluation import evaluate, evaluate_groups
 from slime_core.run.generating import GeneratingHalf, Snapshot
@@ -19,7 +20,7 @@ from slime_core.run.progress_check import Learnt
 from slime_core.run.staleness import check_staleness, staleness_metrics
 from slime_core.run.step_record import StepRecord
 from slime_core.run.supply import supplied
-from slime_core.run.tracking import detach
+from slime_core.run.tracking import detach, more_metrics
 from slime_core.rundir.checkpoint import Checkpoints
 from slime_core.rundir.events import LOOP, RANK
 from slime_core.rundir.rundir import RunDir
@@ -133,9 +134,7 @@ class Run(GeneratingHalf):
         check_staleness(groups, step=step, bound=self.dispatcher.admission.max_staleness)
         metrics |= staleness_metrics(groups, step=step) | self.dispatcher.depth()
         metrics |= self.concurrency.take_metrics()
-        shown = dict(metrics)
-        takes_over = self.user_hooks.logs_rollout(step, groups, shown, metrics["perf/rollout_time"])
-        added = {name: value for name, value in shown.items() if name not in metrics}
+        takes_over, added = self.user_hooks.logs_rollout(step, groups, metrics, metrics["perf/rollout_time"])
         if takes_over:
             for name in [name for name in metrics if name.startswith("rollout/")]:
                 del metrics[name]
@@ -159,6 +158,7 @@ class Run(GeneratingHalf):
             TrainerError: log-probs of rollout and trainer differ too much, on average or of a sample (see
                 `run.log_prob_gate`), or nothing was learnt.
             CheckpointError: one that was written in the background could not be.
+            PluginError: one of the trainer's metrics is no number.
         """
         await self.checkpoints.complete(wait=False)
         section = self.settings.train
@@ -166,11 +166,11 @@ class Run(GeneratingHalf):
         await self.devices.for_trainer()
         with self._held("train"):
             self.whole, self.is_training = None, True
-            begin = now()
-            training = self.trainer.train(batch)
-            metrics = await within(section.train_timeout_s, f"step {batch.step}: training", training)
+            begin, training = now(), self.trainer.train(batch)
+            answer = await within(section.train_timeout_s, f"step {batch.step}: training", training)
             await self._tell_phases(batch.step, begin)
         self.report("train", len(batch), len(batch))
+        metrics = given_metrics(answer, who=f"step {batch.step}: the trainer")
         self._learning.metrics |= metrics
         self._learnt.add(batch, metrics, is_last=batch.step == self.num_steps)
         self.log_prob_gate.check(metrics, step=batch.step)
@@ -243,9 +243,10 @@ class Run(GeneratingHalf):
 
     async def finish(self) -> None:
         """Evaluate and save where a loop stopped early; nothing is left to do after the last step."""
-        if _due(self.done_steps, self.settings.eval.eval_interval, last=True) and (
-            self.evaluated_at != self.done_steps
-        ):
+        evaluates = _due(self.done_steps, self.settings.eval.eval_interval, last=True)
+        if evaluates and self.evaluated_at != self.done_steps:
+            if self.trained_step > self._version:  # the loop stopped between two updates
+                await self.send_weights(self.trained_step)
             metrics = await self.evaluate(self.done_steps)
             self.registry.hooks.slime_step_end(run=self, step=self.done_steps, metrics=metrics)
         due = self.settings.checkpoint.due(self.done_steps, last=True)
@@ -365,10 +366,10 @@ class Run(GeneratingHalf):
         last = self.done_steps == self.num_steps
         if _due(self.done_steps, self.settings.eval.eval_interval, last=last):
             self._learning.metrics |= await self.evaluate(self.done_steps)
-        metrics, self._learning.metrics, self.unlogged = self._learning.metrics, {}, None
-        for more in self.registry.hooks.slime_step_metrics(run=self, step=step, metrics=metrics):
-            metrics |= more
+        metrics, self._learning.metrics = dict(self._learning.metrics), {}
+        metrics |= more_metrics(self, step, metrics)
         self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
+        self.unlogged = None  # not before: where one of them raises, it is saved to be logged again
 
     def _keep_state(self) -> None:
         """Keep the state after a complete step, for a checkpoint if the run is interrupted before the next one is due."""

@@ -39,7 +39,8 @@ async def save_whole_steps(run: Run, *, cause: BaseException | None = None) -> N
         return  # some of a step's optimizer steps are in the trainer
     state, done = run.whole and run.whole(), run.done_steps
     if run.unlogged is not None:
-        if not isinstance(cause, Interrupted | None) and run.saved_at == run.trained_step - 1:
+        ended_in_it = not isinstance(cause, Interrupted | None) and run.done_steps < run.trained_step
+        if ended_in_it and run.saved_at == run.trained_step - 1:
             return  # what was generated beside this step is lost by an error: from the step before, the run goes on exactly
         done = run.done_steps = run.trained_step
         finite = {name: value if math.isfinite(value) else None for name, value in run.unlogged.items()}

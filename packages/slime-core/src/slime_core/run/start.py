@@ -51,7 +51,8 @@ class _State(BaseModel):
 async def start(run: Run, *, trains: bool = True) -> None:
     """Start every part of an assembled run, and restore the checkpoint that it resumes from.
 
-    Until that is accepted nothing is written that an earlier run left, and what is cheap to refuse is looked at first.
+    Until that is accepted nothing is written that an earlier run left, and what is cheap to refuse is looked at first. Only a
+    checkpoint that a save had put aside when it was killed gets its name again before.
 
     Args:
         run: as it was assembled.
@@ -62,6 +63,7 @@ async def start(run: Run, *, trains: bool = True) -> None:
         SlimeError: a part cannot be started.
     """
     load = run.settings.checkpoint.load
+    checkpoint.bring_back(run.run_dir.checkpoints)
     found = checkpoint.to_start_from(run.run_dir.checkpoints, load=load)
     goes_on = found is not None and found.path.parent == run.run_dir.checkpoints
     if found is not None and goes_on:  # another run's was before the folder was made

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from slime_core.runtime.deadline import within
 STATE = "state.json"
 TRAINER = "trainer"
 _NAME = re.compile("step_[0-9]{1,18}")
+#: What is put before the name of a checkpoint while it is written, and of one that is to be deleted.
+_NEW, _OLD = ".tmp_", ".old_"
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Checkpoint:
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """Return the checkpoints of a folder, oldest first: whatever has such a name, so that no damaged one is passed over.
 
+    One that was put aside for another of its step is one as long as that has no name yet.
+
     Raises:
         CheckpointError: the folder cannot be read.
     """
@@ -99,6 +103,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: cannot be read: {error}") from error
     found = [Checkpoint(folder / name, int(name[5:])) for name in names if _NAME.fullmatch(name)]
+    found += [Checkpoint(folder / f"{_OLD}{name}", int(name[5:])) for name in _put_aside_of(names)]
     return sorted(found, key=lambda one: (one.step, one.path.name))
 
 
@@ -258,7 +263,7 @@ class Checkpoints:
     def _whole_or_nothing(self, step: int) -> Iterator[Path]:
         """Yield the folder that a checkpoint is written under; it goes when the block raises."""
         final = _named(self._folder, step)
-        temporary = self._folder / f".tmp_{final.name}"
+        temporary = self._folder / f"{_NEW}{final.name}"
         try:
             yield temporary
         except OSError as error:
@@ -276,14 +281,29 @@ class Checkpoints:
 
 
 def clean(folder: Path) -> None:
-    """Delete the remains of an interrupted save or deletion; a checkpoint that was put aside for one of its step keeps its name."""
-    for new in folder.glob(".tmp_step_*"):
-        name = new.name.removeprefix(".tmp_")
-        if (earlier := folder / f".old_{name}").exists() and not (folder / name).exists():
-            earlier.rename(folder / name)
-    for pattern in (".tmp_step_*", ".old_step_*"):
-        for leftover in folder.glob(pattern):
+    """Delete the remains of an interrupted save or deletion, once `bring_back` has brought back what is none."""
+    bring_back(folder)
+    for prefix in (_NEW, _OLD):
+        for leftover in folder.glob(f"{prefix}step_*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def bring_back(folder: Path) -> None:
+    """Give a checkpoint its name again that was put aside for another of its step, where that has no name yet."""
+    for one in checkpoints(folder):
+        if one.path.name.startswith(_OLD):
+            one.path.rename(folder / one.path.name.removeprefix(_OLD))
+
+
+def _put_aside_of(names: Collection[str]) -> list[str]:
+    """Return the names that checkpoints had which were put aside for others of their step, as a kill between two renames leaves them.
+
+    A deletion that was interrupted leaves one that is aside, too, and nothing that is written in its place.
+    """
+    written = [name.removeprefix(_NEW) for name in names if name.startswith(_NEW)]
+    return [
+        name for name in written if _NAME.fullmatch(name) and f"{_OLD}{name}" in names and name not in names
+    ]
 
 
 def _named(folder: Path, step: int) -> Path:
@@ -297,6 +317,6 @@ def _remove(checkpoint: Path) -> None:
 
 def _put_aside(checkpoint: Path) -> Path:
     """Rename a checkpoint that is to be deleted; returns its new name."""
-    old = checkpoint.with_name(f".old_{checkpoint.name}")
+    old = checkpoint.with_name(f"{_OLD}{checkpoint.name}")
     shutil.rmtree(old, ignore_errors=True)
     return checkpoint.rename(old)

@@ -160,9 +160,9 @@ async def sync_weights(
     """Send the trainer's weights to the engine, and compare fingerprints. Returns the transport's name.
 
     Both sides run under one deadline, each time that an update is sent, and when one fails the other is cancelled. An engine that has
-    lost all receivers has them start before, by deadlines of its own. When the engine cannot apply a
-    delta to what it keeps, it asks for all weights, once; when it has lost a receiver, and others are to take the update
-    again, up to `_TRIES` times in all.
+    lost all receivers has them start before, by deadlines of its own. When the engine cannot apply a delta to what it keeps, all
+    weights are sent, once in a row; when it has lost a receiver of either, and others are to take the update again, it is sent up to
+    `_TRIES` times.
 
     Raises:
         WeightSyncError: no common transport, a side refused, or the fingerprints differ; names the tensors.
@@ -176,15 +176,17 @@ async def sync_weights(
         return await within(timeout_s, what, _both(trainer.send(plan), engine.receive(plan)))
 
     async def update() -> tuple[Fingerprint, Fingerprint]:
-        tries = 0
+        tries, asked_for_all = 0, False
         while True:
             try:
                 return await once()
             except DeltaBaseError as error:
+                if asked_for_all:
+                    raise
+                asked_for_all = True
                 logger.warning("%s; sending all weights", error)
-                return await once()
             except ReceiverLostError as error:
-                tries += 1
+                tries, asked_for_all = tries + 1, False
                 if tries == _TRIES:
                     raise
                 logger.warning("%s; sending it again", error)

@@ -150,7 +150,7 @@ class RolloutSection(SectionModel):
     rollout_max_response_len: Count
     """Most tokens of a response."""
     rollout_max_context_len: Count | None = None
-    """Most tokens of prompt and response; longer responses are cut, and a prompt that leaves no room is refused."""
+    """Most tokens of prompt and response; longer responses are cut. A prompt that leaves no room is refused before a run; later it drops its group."""
     rollout_min_new_tokens: Index = 0
     """Fewest tokens of a response."""
     rollout_stop: list[Text] = []

@@ -58,7 +58,8 @@ class ModelSection(SectionModel):
     hf_checkpoint: FilePath
     """Hugging Face folder or hub name of the model, or a name that `slime models list` shows."""
     model_name: str | None = None
-    """Model family, when it is not the `model_type` of config.json."""
+    """Model family, when it is not the `model_type` of config.json, which it has to accept: one of another package, as those of slime accept
+    their own alone."""
     tokenizer: str = "hf"
     """Tokenizer loader."""
 

@@ -20,7 +20,7 @@ async def sft(run: RolloutRun, step: int) -> list[Group]:
     counts once.
 
     Raises:
-        DataError: names the sample that has nothing to train on, and why.
+        DataError: names the sample that has nothing to train on, where it stands in the data, and why.
         ConfigError: names the settings that cannot be meant.
     """
     data, rollout = run.settings.data, run.settings.rollout
@@ -34,6 +34,7 @@ async def sft(run: RolloutRun, step: int) -> list[Group]:
             loss_mask=loss_mask,
             template_kwargs=data.apply_chat_template_kwargs,
             max_tokens=rollout.rollout_max_context_len,
+            where=run.where(group[0]),
         )
         for group in run.take(run.sizes.rollout_batch_size)
     ]
@@ -58,6 +59,7 @@ def supervised(
     loss_mask: LossMask,
     template_kwargs: dict[str, object] | None = None,
     max_tokens: int | None = None,
+    where: str | None = None,
 ) -> list[Sample]:
     """Turn a pending sample, which holds a conversation, into finished samples.
 
@@ -67,6 +69,7 @@ def supervised(
         loss_mask: from the group `slime.loss_masks`.
         template_kwargs: of the chat template, before the sample's own.
         max_tokens: most tokens of a sequence.
+        where: how messages call the sample; its name when not given.
 
     Raises:
         DataError: there is nothing to train on; names the sample.
@@ -75,16 +78,49 @@ def supervised(
         if isinstance(sample.prompt, str):
             sequences = [_answered(sample, tokenizer)]
         else:
-            conversation = Conversation(
-                messages=sample.prompt,
-                tokenizer=tokenizer,
-                tools=sample.metadata.get("tools"),
-                template_kwargs={**(template_kwargs or {}), **sample.apply_chat_template_kwargs},
-            )
-            sequences = [text.encode(tokenizer) for text in loss_mask(conversation)]
+            texts = loss_mask(_conversation(sample, tokenizer, template_kwargs))
+            sequences = [text.encode(tokenizer) for text in texts]
+        return [_finished(sample, ids, mask, tokenizer, max_tokens) for ids, mask in sequences]
     except DataError as error:
-        raise DataError(f"{sample.name}: {error}") from error
-    return [_finished(sample, ids, mask, tokenizer, max_tokens) for ids, mask in sequences]
+        raise DataError(f"{where or sample.name}: {error}") from error
+
+
+def why_untrainable(
+    sample: Sample,
+    tokenizer: Tokenizer,
+    *,
+    loss_mask: LossMask,
+    template_kwargs: dict[str, object] | None = None,
+    max_tokens: int | None = None,
+) -> str | None:
+    """Return why `supervised`, with the same arguments, finds nothing to train on; None where it finds something.
+
+    It is to be quick: conversations are rendered, and only what comes before a first answer is encoded, where `max_tokens` bounds it.
+    """
+    try:
+        if isinstance(sample.prompt, str):
+            _, mask = _answered(sample, tokenizer)
+            _begin(mask, max_tokens)
+            return None
+        for text in loss_mask(_conversation(sample, tokenizer, template_kwargs)):
+            if max_tokens is not None and text.spans:
+                before = tokenizer.encode(text.text[: text.spans[0][0]])
+                _begin([0] * len(before) + [1], max_tokens)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _conversation(
+    sample: Sample, tokenizer: Tokenizer, template_kwargs: dict[str, object] | None
+) -> Conversation:
+    assert not isinstance(sample.prompt, str)
+    return Conversation(
+        messages=sample.prompt,
+        tokenizer=tokenizer,
+        tools=sample.metadata.get("tools"),
+        template_kwargs={**(template_kwargs or {}), **sample.apply_chat_template_kwargs},
+    )
 
 
 def _answered(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -99,12 +135,7 @@ def _answered(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int
 def _finished(
     sample: Sample, ids: list[int], mask: list[int], tokenizer: Tokenizer, max_tokens: int | None
 ) -> Sample:
-    kept, n_prompt = mask[:max_tokens], mask.index(1) if 1 in mask else 0
-    if 1 not in kept or n_prompt == 0:
-        raise DataError(
-            f"{sample.name}: no answer begins within {len(kept)} tokens and after the first; raise "
-            "--rollout-max-context-len, or drop the conversation"
-        )
+    kept, n_prompt = mask[:max_tokens], _begin(mask, max_tokens)
     response = ids[n_prompt : len(kept)]
     return dataclasses.replace(
         sample,
@@ -116,3 +147,14 @@ def _finished(
         reward=0.0,
         status=Status.COMPLETED if len(kept) == len(ids) else Status.TRUNCATED,
     )
+
+
+def _begin(mask: list[int], max_tokens: int | None) -> int:
+    """Return where the first answer begins; raises DataError where none does among the first `max_tokens` and after the first."""
+    kept = mask[:max_tokens]
+    if 1 not in kept or kept[0] == 1:
+        raise DataError(
+            f"no answer begins within {len(kept)} tokens and after the first; raise --rollout-max-context-len, or drop the "
+            "conversation"
+        )
+    return kept.index(1)
