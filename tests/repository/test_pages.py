@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import batched
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
 from slime_core.run.assemble import assemble
 from slime_core.rundir.records import read_records
+from slime_core.testing.contracts import check_rollout
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -117,12 +119,38 @@ def test_a_metric_that_is_not_on_the_page_is_found(root):
     ("page", "files"),
     [
         ("your-own-data.md", ["docs/examples/own_reward.py", "recipes/own-data.toml"]),
-        ("generators.md", ["docs/examples/second_chance.py"]),
+        ("generators.md", ["docs/examples/second_chance.py", "docs/examples/own_rollout.py"]),
+        ("write-an-algorithm.md", ["docs/examples/own_algorithm.py"]),
     ],
 )
 def test_pages_quote_their_files_word_for_word(root, page, files):
     quoted = re.findall(r"```[a-z]*\n(.*?)```", (root / "docs" / page).read_text(), re.S)
     assert [file for file in files if (root / file).read_text() not in quoted] == []
+
+
+def test_the_rollout_function_of_the_guide_drops_the_easier_half_of_what_is_generated(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root))
+    from docs.examples.own_rollout import without_the_easiest
+
+    kept, dropped = [], []
+
+    async def watched(run, step):
+        record = run.record_drop
+        run.record_drop = lambda group, reason: (dropped.append(group), record(group, reason))
+        groups = await without_the_easiest(run, step)
+        run.record_drop = record
+        kept.append(groups)
+        return groups
+
+    check_rollout(watched)
+    check_rollout(without_the_easiest, "--loop", "one-step-off")
+    assert len(kept) > 1
+    for groups, easier in zip(kept, batched(dropped, len(kept[0])), strict=True):
+        assert max(map(total, groups)) <= min(map(total, easier))
+
+
+def total(group):
+    return sum(sample.reward for sample in group)
 
 
 def test_the_row_that_the_page_shows_is_in_the_file(root):
