@@ -6,12 +6,7 @@ import json
 import math
 
 import pytest
-from slime_core.config.build import BuildContext
-from slime_core.config.load import load_settings
-from slime_core.plugins.registry import Registry
 from slime_core.testing.memory import TINY_QWEN3
-from slime_core.testing.tabular import LetterTokenizer
-from slime_sglang import hooks
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 USUAL = 0.1 * math.log(4) + 1
@@ -20,22 +15,12 @@ INVERSE = 0.8782488562869419
 
 
 @pytest.fixture
-def problems(tmp_path):
-    """Return what is wrong with a run whose model has a table of rotary parameters."""
-    registry = Registry.from_environment()
+def problems(tmp_path, problems_of):
+    """What is wrong with a run whose model has a table of rotary parameters."""
 
     def find(table, *more: str) -> list[str]:
         (tmp_path / "config.json").write_text(json.dumps({**TINY_QWEN3, "rope_scaling": table}))
-        given = ["--rollout-batch-size", "1", "--rollout-max-response-len", "8"]
-        given += ["--rollout-engine", "sglang", "--hf-checkpoint", str(tmp_path), *more]
-        build = BuildContext(
-            settings=load_settings([], given, registry=registry),
-            registry=registry,
-            load_tokenizer=LetterTokenizer,
-            model_path=tmp_path,
-            run_dir=tmp_path,
-        )
-        return [str(problem) for problem in hooks.slime_check_build(build=build)]
+        return problems_of(tmp_path, *more)
 
     return find
 

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
-from slime_core.testing.tabular import LetterTokenizer
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import save_hf
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
@@ -42,11 +41,6 @@ DELTA_NET = {
 
 
 @pytest.fixture
-def registry():
-    return Registry.from_environment()
-
-
-@pytest.fixture
 def folders(registry, tmp_path):
     """Makes the folder of a model, and one of it quantised."""
 
@@ -66,30 +60,11 @@ def folders(registry, tmp_path):
 
 
 @pytest.fixture
-def problems(registry):
+def problems(problems_of):
     """What is wrong with a run whose servers start from another folder than its trainer."""
 
     def find(plain: Path, served: Path | None, *more: str) -> list[str]:
-        given = [
-            "--rollout-engine",
-            "sglang",
-            "--hf-checkpoint",
-            str(plain),
-            *more,
-        ]
-        if served is not None:
-            given += ["--sglang-model-path", str(served)]
-        settings = load_settings(
-            [], ["--rollout-batch-size", "1", "--rollout-max-response-len", "8", *given], registry=registry
-        )
-        build = BuildContext(
-            settings=settings,
-            registry=registry,
-            load_tokenizer=LetterTokenizer,
-            model_path=plain,
-            run_dir=plain,
-        )
-        return [str(problem) for problem in hooks.slime_check_build(build=build)]
+        return problems_of(plain, *more, *([] if served is None else ["--sglang-model-path", str(served)]))
 
     return find
 
